@@ -28,7 +28,7 @@ from posenc_jax._jax.workarounds import compiled
 from posenc_jax._numerics.distances import tile_difference
 
 ContentSource = Literal["query", "key"]
-OutOfRange = Literal["error", "nan", "zeros", "nearest"]
+ContentOutOfRange = Literal["error", "nan", "zeros", "nearest"]
 _WINDOW = 512  # the fewest rows of a table that are multiplied at once
 
 
@@ -42,7 +42,7 @@ def content_bias(
     key: ArrayLike | None = None,
     first: int | None = None,
     max_distance: int | None = None,
-    out_of_range: OutOfRange = "error",
+    out_of_range: ContentOutOfRange = "error",
 ) -> jax.Array:
     r"""A bias that depends on a token and an offset: the product of query $i$ or key $j$ with row $i - j$ of a table.
 

@@ -28,10 +28,10 @@ from posenc_jax._rotary.rotation import RotationSettings
 
 Biases = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of positions; of positions and content
 # Options of `attention` that the attention_fn sets, so that they cannot be bound.
-RESERVED = {f"{side}_{what}" for side in ("query", "key") for what in ("data", "positions", "order", "segments")}
-RESERVED |= {"bias", "return_residual"}
+_RESERVED = {f"{side}_{what}" for side in ("query", "key") for what in ("data", "positions", "order", "segments")}
+_RESERVED |= {"bias", "return_residual"}
 # Options of Flax's function that change nothing in `attention`.
-IGNORED = ("dropout_rng", "broadcast_dropout", "force_fp32_for_softmax")
+_IGNORED = ("dropout_rng", "broadcast_dropout", "force_fp32_for_softmax")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ class PositionalSettings:
     def _encode(
         self, query: Any, key: Any, queries: Any, keys: Any, phase: jax.Array | None, factor: float = 1.0
     ) -> tuple[Any, Any]:
-        """Query and key, rotated or by PoPE, which multiplies the query by the factor."""
+        """Query and key at their positions: rotated, or by PoPE, where the query is multiplied by the factor."""
         if not self.frequencies.dim:
             return query, key
         if queries is None and self.frequencies.num_axes == query.shape[-3] == 1:
@@ -146,10 +146,9 @@ class PositionalSettings:
         """`rotary` of the query or the key, which errors call `name`."""
         options = self.frequencies, self.layout, -2, self.part
         parsed = parse_rotary(x, positions, *options, name=name, positions_name=positions_name)
-        x, positions, frequencies, axis = parsed
-        return rotate_vectors(
-            RotationSettings(self.layout, self.part == "last"), x, Angles(positions, frequencies), axis
-        )
+        x, positions, frequencies, heads = parsed
+        settings = RotationSettings(self.layout, self.part == "last")
+        return rotate_vectors(settings, x, Angles(positions, frequencies), heads)
 
     def _pope(
         self, name: str, x: Any, positions_name: str, positions: Any, phase: jax.Array | None, factor: float = 1.0
@@ -179,9 +178,9 @@ class PositionalSettings:
         """Positions, one per token: a single one would give all tokens the same position."""
         frequencies = self.frequencies
         coordinates = parse_positions(name, positions, frequencies)
-        batch, length = coordinates.shape[:-1], x.shape[-3]
-        shape = batch or (1,)
-        require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, batch)
+        leading, length = coordinates.shape[:-1], x.shape[-3]
+        shape = leading or (1,)
+        require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, leading)
         checks.broadcastable(name, shape, f"{side} without heads", x.shape[:-2])
         return coordinates.reshape(shape if frequencies.num_axes == 1 else (*shape, frequencies.num_axes))
 
@@ -189,8 +188,8 @@ class PositionalSettings:
 def _require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_causal: Any) -> None:
     """Raises unless the keys may be Flax's cache: a step has one query, at the same slot in all rows, and a mask.
 
-    With several queries, without a mask or with per-row positions, the keys are not Flax's cache, and neither are their
-    positions the slots of one.
+    With several queries, without a mask or with per-row positions, the keys are not a cache: their positions are
+    unknown.
     """
     sizes = query.shape[-3], key.shape[-3]
     if sizes[0] != 1 or mask is None:
@@ -237,7 +236,7 @@ def parse_attention(attention: Any) -> Callable[..., jax.Array] | None:
     if attention is None:
         return None
     require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
-    bound = sorted(RESERVED & {*getattr(attention, "keywords", ())})
+    bound = sorted(_RESERVED & {*getattr(attention, "keywords", ())})
     require(not bound, "attention must not bind {}: the attention_fn gives it", ", ".join(bound))
     return attention
 
@@ -246,19 +245,19 @@ def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any 
     """The arguments of Flax's function as `posenc_jax.attention` takes them; raises for those that it does not take."""
     bound = inspect.signature(attention_fn).bind(*args, **kwargs)
     defaults = {name: parameter.default for name, parameter in bound.signature.parameters.items()}
-    options = {n: x for n, x in bound.arguments.items() if n not in IGNORED and x is not defaults[n]}
+    options = {n: x for n, x in bound.arguments.items() if n not in _IGNORED and x is not defaults[n]}
     query, key, _ = (options.pop(name) for name in ("query", "key", "value"))
     is_causal = options.pop("is_causal", is_causal)
     if options.pop("deterministic", False):
         options.pop("dropout_rate", None)
     if not options.get("dropout_rate", True):
         del options["dropout_rate"]
-    if options.get("dtype") == query.dtype:
+    if "dtype" in options and options["dtype"] == query.dtype:  # to NumPy, float64 is equal to None
         del options["dtype"]
     mask = options.pop("mask", None)
     for name, x in options.items():
-        message = "{} must be {} with attention (Flax's own attention takes it), got {}"
-        require(False, message, name, defaults[name], getattr(x, "shape", x))
+        expected = f"{defaults[name]} with attention (Flax's own attention takes it)"
+        raise invalid(f"{name} must be {expected}, got {getattr(x, 'shape', x)}")
     result: dict[str, Any] = {"causal": True} if checks.flag("is_causal", is_causal) else {}
     if mask is not None:  # the same for all queries, so it hides keys as another segment does
         mask, keys = jnp.asarray(mask), key.shape[-3]

@@ -27,7 +27,7 @@ from posenc_jax._rotary.pope import pope
 
 
 def bounded_phase(phase: jax.Array) -> jax.Array:
-    """A phase of PoPE clipped to [−2π, 0], with a derivative of 1 at both ends, as in PyTorch: it begins at one."""
+    """A phase of PoPE clipped to [−2π, 0], with a derivative of 1 at both ends, as in PyTorch: phases begin at 0."""
     bounded = jnp.clip(phase, np.asarray(-2 * math.pi, phase.dtype), np.zeros((), phase.dtype))
     return jnp.where(bounded == phase, phase, bounded)
 
@@ -38,8 +38,8 @@ def counted_at_init(module: Any, x: Any, positions: Any, head_axis: Any = None) 
     if positions is not None or axes > 1 or not module.is_initializing():
         return positions
     heads = head_axis if isinstance(head_axis, (tuple, list)) else (head_axis,)
-    rows = [n for axis, n in enumerate(np.shape(x)[:-1]) if not {axis, axis - np.ndim(x)} & {*heads}]
-    return 0 if rows[-1:] == [1] else None
+    sizes = [n for axis, n in enumerate(np.shape(x)[:-1]) if not {axis, axis - np.ndim(x)} & {*heads}]
+    return 0 if sizes[-1:] == [1] else None
 
 
 def polar(

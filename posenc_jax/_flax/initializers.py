@@ -16,7 +16,6 @@ default_embedding_init = jax.nn.initializers.normal(0.02)
 default_t5_init = jax.nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 fire_kernel_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")  # within ±1/√fan_in
 
-SOFTPLUS_IS_ONE = math.log(math.expm1(1))
 _LEAST = 0.01  # the least initial value of KERPLE's parameters, as in the authors' code
 
 

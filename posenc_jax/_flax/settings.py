@@ -26,7 +26,7 @@ def parse_variant(name: str, value: Any) -> Variant:
 
 
 def parse_source(name: str, value: Any) -> ContentSource:
-    """`value` as the tokens that a bias of the tokens reads."""
+    """`value` as the tokens that a content bias reads."""
     return checks.one_of(name, value, ("query", "key"))
 
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import ArrayLike
 
-from posenc_jax._biases import content
-from posenc_jax._biases.content import ContentSource
+from posenc_jax._biases.content import ContentOutOfRange, ContentSource
 from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
@@ -126,8 +125,8 @@ class T5Bias(nn.Module):
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
         table = self.param("embedding", self.embedding_init, (self.num_buckets, self.num_heads), self.param_dtype)
-        settings = {"bidirectional": self.bidirectional, "max_distance": self.max_distance}
-        return t5(query_positions, key_positions, table, **settings)
+        options = {"bidirectional": self.bidirectional, "max_distance": self.max_distance}
+        return t5(query_positions, key_positions, table, **options)
 
 
 class KERPLE(nn.Module):
@@ -248,7 +247,7 @@ class FIRE(nn.Module):
         b2 = self.param("bias2", self.bias_init, (self.num_heads,), self.param_dtype)
         c_init = nn.initializers.constant(initializers.inverse_softplus(self.c))
         c = self.param("free_c", c_init, (), self.param_dtype)
-        multiplier_init = nn.initializers.constant(initializers.SOFTPLUS_IS_ONE)
+        multiplier_init = nn.initializers.constant(initializers.inverse_softplus(1.0))
         multiplier = self.param("free_multiplier", multiplier_init, (), self.param_dtype)
         mlp = w1, b1, w2, b2
         return calls.unconstrained_fire(query_positions, key_positions, mlp, c, multiplier, self.threshold)
@@ -372,7 +371,7 @@ class ContentBias(nn.Module):
     num_heads: int | None = None
     first: int | None = None
     max_distance: int | None = None
-    out_of_range: content.OutOfRange = "error"
+    out_of_range: ContentOutOfRange = "error"
     param_dtype: Any = jnp.float32
     embedding_init: nn.initializers.Initializer = default_embedding_init
 

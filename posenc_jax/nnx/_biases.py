@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import ArrayLike
 
-from posenc_jax._biases import content
-from posenc_jax._biases.content import ContentSource
+from posenc_jax._biases.content import ContentOutOfRange, ContentSource
 from posenc_jax._biases.formulas import alibi
 from posenc_jax._biases.learned import check_scale, t5
 from posenc_jax._flax import calls, initializers, settings
@@ -123,8 +122,8 @@ class T5Bias(nnx.Module):
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
-        settings = {"bidirectional": self.bidirectional, "max_distance": self.max_distance}
-        return t5(query_positions, key_positions, self.embedding[...], **settings)
+        options = {"bidirectional": self.bidirectional, "max_distance": self.max_distance}
+        return t5(query_positions, key_positions, self.embedding[...], **options)
 
 
 class KERPLE(nnx.Module):
@@ -254,7 +253,7 @@ class FIRE(nnx.Module):
         self.kernel1, self.kernel2 = nnx.Param(w1, **kernel_metadata), nnx.Param(w2, **kernel_metadata)
         self.bias1, self.bias2 = nnx.Param(b1, **bias_metadata), nnx.Param(b2, **bias_metadata)
         self.free_c = nnx.Param(jnp.asarray(initializers.inverse_softplus(c), param_dtype))
-        self.free_multiplier = nnx.Param(jnp.asarray(initializers.SOFTPLUS_IS_ONE, param_dtype))
+        self.free_multiplier = nnx.Param(jnp.asarray(initializers.inverse_softplus(1.0), param_dtype))
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
         """Float32 (..., heads, queries, keys)."""
@@ -395,7 +394,7 @@ class ContentBias(nnx.Module):
     """
 
     source: ContentSource
-    out_of_range: content.OutOfRange
+    out_of_range: ContentOutOfRange
 
     @public
     def __init__(
@@ -408,7 +407,7 @@ class ContentBias(nnx.Module):
         num_heads: int | None = None,
         first: int | None = None,
         max_distance: int | None = None,
-        out_of_range: content.OutOfRange = "error",
+        out_of_range: ContentOutOfRange = "error",
         param_dtype: Any = jnp.float32,
         embedding_init: nnx.Initializer = default_embedding_init,
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
@@ -432,5 +431,4 @@ class ContentBias(nnx.Module):
         self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
     ) -> jax.Array:
         """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
-        arrays = query_positions, key_positions, query, key, self.embedding[...]
-        return calls.scaled_content_bias(self, *arrays)
+        return calls.scaled_content_bias(self, query_positions, key_positions, query, key, self.embedding[...])

@@ -74,27 +74,29 @@ def _sandwich(distance: Any, heads: int, width: int) -> np.ndarray:
     return oracles.sandwich(distance, heads, spectra.geometric(width, 10_000))
 
 
-_slopes, _rates, _powers = (
-    _spread(0.5, 0.3),
-    _spread(0.4, 0.9),
-    _spread(0.75, 1.25),
-)  # not ½, which becomes a square root
-_kerple_log, _kerple_power = (
-    (oracles.kerple_log, oracles.kerple_log_slope),
-    (oracles.kerple_power, oracles.kerple_power_slope),
-)
+_slopes, _rates = _spread(0.5, 0.3), _spread(0.4, 0.9)
+_powers = _spread(0.75, 1.25)  # not ½, which becomes a square root
 _relative = partial(pe.relative_position_bias, out_of_range="zeros")
-_fire = {"c": 0.125, "threshold": 64.0}
 
 BIASES = {
     "alibi": Bias(pe.alibi, lambda n: {"heads": _slopes(n)}, oracles.alibi, oracles.alibi_slope),
     "t5": Bias(pe.t5, lambda n: {"table": _normal(32, n)}, oracles.t5, sided=True),
     "relative_position_bias": Bias(_relative, lambda n: {"table": _normal(99, n)}, oracles.of_offsets, sided=True),
-    "kerple_log": Bias(pe.kerple_log, lambda n: {"scale": _slopes(n), "rate": _rates(n)}, *_kerple_log),
-    "kerple_power": Bias(pe.kerple_power, lambda n: {"scale": _slopes(n), "exponent": _powers(n)}, *_kerple_power),
+    "kerple_log": Bias(
+        pe.kerple_log,
+        lambda n: {"scale": _slopes(n), "rate": _rates(n)},
+        oracles.kerple_log,
+        oracles.kerple_log_slope,
+    ),
+    "kerple_power": Bias(
+        pe.kerple_power,
+        lambda n: {"scale": _slopes(n), "exponent": _powers(n)},
+        oracles.kerple_power,
+        oracles.kerple_power_slope,
+    ),
     "fire": Bias(
         pe.fire,
-        lambda n: {"mlp": (_normal(4), _normal(4)[::-1], _normal(4, n), _normal(n))} | _fire,
+        lambda n: {"mlp": (_normal(4), _normal(4)[::-1], _normal(4, n), _normal(n)), "c": 0.125, "threshold": 64.0},
         oracles.fire,
         absolute=True,
         rounded=True,

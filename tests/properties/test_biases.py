@@ -20,10 +20,14 @@ GIVEN = {name: parameters for name, (_, parameters) in CASES.items()}
 PROGRAMS = pytest.mark.parametrize("program", [jax.jit, thorough(lambda f: f)], ids=["jit", "eager"])
 
 
+def sides(name, *positions):
+    """Positions, without their signs where a bias counts them from 0."""
+    return [p & p.dtype.type(2**31 - 1) for p in positions] if facts(name).absolute else positions
+
+
 def every(q, k, given):
-    """All biases by name, in one program; positions that count from 0 are not negative."""
-    sides = {name: (abs(q), abs(k)) if facts(name).absolute else (q, k) for name in CASES}
-    return {name: f(*sides[name], *given[name]) for name, (f, _) in CASES.items()}
+    """All biases by name, in one program."""
+    return {name: f(*sides(name, q, k), *given[name]) for name, (f, _) in CASES.items()}
 
 
 def check(got, want, name):
@@ -38,7 +42,6 @@ def check(got, want, name):
 def test_every_bias_has_the_values_of_its_formula(program):
     """Near 0 and at the ends of int32; what only one bias promises stands in tests/unit/biases."""
     each = {name: bias.beside(HEADS) for name, bias in BIASES.items()}
-    sides = lambda name, *x: [p & np.int32(2**31 - 1) for p in x] if BIASES[name].absolute else x  # noqa: E731
     values = program(lambda q, k: {name: call(*sides(name, q, k)) for name, (call, *_) in each.items()})
     for q, k in ((NEAR, NEAR[::-1]), (FAR, FAR[::-1])):
         for name, got in jax.device_get(values(q, k)).items():

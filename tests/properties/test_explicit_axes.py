@@ -63,12 +63,8 @@ class OfBias:
 
     def by_head(self, first, others):
         """The parameters; the first that is per head is split over an axis of the mesh, and others over another."""
-        split = [
-            (x, P(*[None] * (x.ndim - 1), others)) if n in self.per_head else x for n, x in enumerate(self.parameters)
-        ]
-        n = self.per_head[0]
-        split[n] = self.parameters[n], P(*[None] * (self.parameters[n].ndim - 1), first)
-        return split
+        axes = dict.fromkeys(self.per_head, others) | {self.per_head[0]: first}
+        return [(x, P(*[None] * (x.ndim - 1), axes[n])) if n in axes else x for n, x in enumerate(self.parameters)]
 
     def whole(self):
         """A call, its arguments, the name of one in errors, its axis that must be whole, and its index."""
@@ -85,10 +81,10 @@ class OfBias:
     def apart(self):
         """A call, its arguments as they may be split, some split so that they fit no more, and what the error names."""
         batch, rows, columns = (AT, P(D)), (AT, P(None, D)), (AT, P(None, H))
-        sides, given = "query_positions, key_positions", self.parameters
-        yield self.call, [rows, columns, *given], [rows, rows, *given], f"{sides}(, .+)?"
-        yield self.call, [batch, batch, *given], [batch, (AT, P(H)), *given], f"{sides}(, .+)?"
-        names = ", ".join([sides, *(self.names[n] for n in self.per_head)])
+        positions, given = "query_positions, key_positions", self.parameters
+        yield self.call, [rows, columns, *given], [rows, rows, *given], f"{positions}(, .+)?"
+        yield self.call, [batch, batch, *given], [batch, (AT, P(H)), *given], f"{positions}(, .+)?"
+        names = ", ".join([positions, *(self.names[n] for n in self.per_head)])
         if self.per_head:
             given = self.by_head(H, H)
             yield self.call, [batch, AT, *given], [(AT, P(H)), AT, *given], names

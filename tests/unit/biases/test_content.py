@@ -377,6 +377,15 @@ def test_on_explicit_axes(name, on_cpu):
         assert_within(found, right, 1e-5, against=FORMULA)
 
 
+@pytest.mark.parametrize(("side", "spec"), [("query", P(None, H, D, None)), ("key", P(None, H, None, D))])
+def test_tokens_alone_shard_their_axis_of_the_bias(side, spec, on_cpu):
+    mesh, i, table = mesh_of(AxisType.Explicit), np.arange(6), normal(1, 5, WIDTH)
+    x = jax.device_put(normal(0, 1, 6, HEADS, WIDTH), NamedSharding(mesh, P(None, D, H)))
+    with jax.set_mesh(mesh):
+        y = jax.eval_shape(lambda x: of(side, x, table, {"out_of_range": "nearest"}, i, i), x)
+    assert y.sharding.spec == spec
+
+
 @pytest.mark.thorough
 def test_in_shard_map(on_cpu):
     """Queries are split, the tables are whole: their cotangents are summed over devices once."""

@@ -168,10 +168,10 @@ def test_fire_beside_the_code_of_its_paper(peer):
         assert np.max(np.abs(np.asarray(compute(1)) - peer["bias"])) > 1e-4  # positions count from 0
 
 
-@pytest.mark.parametrize("form", [learned._by_units, learned._by_product])
-def test_the_perceptron_on_every_platform(form):
+@pytest.mark.parametrize("lowering", [learned._by_units, learned._by_product])
+def test_the_perceptron_on_every_platform(lowering):
     x = RNG.uniform(0, 1, (2, 1, 5, 6)).astype(np.float32)
-    np.testing.assert_allclose(jax.jit(form)(x, *MLP), biases.perceptron(x, *MLP), atol=1e-5)
+    np.testing.assert_allclose(jax.jit(lowering)(x, *MLP), biases.perceptron(x, *MLP), atol=1e-5)
 
 
 @pytest.mark.thorough

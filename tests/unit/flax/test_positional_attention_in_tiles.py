@@ -219,3 +219,4 @@ def test_what_changes_nothing_is_taken():
     options = {"dropout_rng": 1, "broadcast_dropout": False, "dtype": jnp.float32, "precision": None, "module": None}
     assert attend(Q, K, V, dropout_rate=0.5, deterministic=True, **options) == {}
     assert attend(Q, K, V, dropout_rate=0.0, is_causal=True, **options) == {"causal": True}
+    assert attend(*map(np.float64, (Q, K, V))) == {}
