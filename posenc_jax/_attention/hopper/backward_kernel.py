@@ -13,7 +13,6 @@ to memory that another block writes, so repeated calls have the same bits.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -97,8 +96,7 @@ def d_query(static: StaticSettings, inputs: Inputs, numbers: int) -> list[jax.Ar
 
     out = [jax.ShapeDtypeStruct(query.shape, query.dtype)]
     out += [jax.ShapeDtypeStruct((batch, heads, numbers, length), jnp.float32)] * bool(numbers)
-    run = functools.partial(_over_keys, static)
-    return kernel("d_query", run, static, query_grid(static, query), inputs, memory, out)
+    return kernel("d_query", _over_keys, static, query_grid(static, query), inputs, memory, out)
 
 
 def _over_keys(
@@ -199,7 +197,7 @@ def d_key_value(static: StaticSettings, inputs: Inputs) -> list[jax.Array]:
 
     grid = {"head": kv_heads, "tile": keys // BLOCK, "batch": batch}
     out = [jax.ShapeDtypeStruct(inputs.key.shape, dtype)] * 2
-    return kernel("d_key_value", functools.partial(_over_queries, static), static, grid, inputs, memory, out)
+    return kernel("d_key_value", _over_queries, static, grid, inputs, memory, out)
 
 
 def _over_queries(

@@ -72,7 +72,7 @@ def kernel(
     memory: Any,
     out: Any,
 ) -> Any:
-    """Runs `run(index, inputs, outputs, memory)` in blocks of two warpgroups that compute and one that loads.
+    """Runs `run(static, index, inputs, outputs, memory)` in blocks of two warpgroups that compute and one that loads.
 
     `inputs` is a tree of arrays, which `run` gets as a tree of references, and `memory` the shared memory and barriers
     of a block. `index` has the block's index along each of the three axes of the grid. The last axis is the fastest.
@@ -83,7 +83,7 @@ def kernel(
     def entry(*refs: Any) -> None:
         both, count = lax.axis_index("both"), jnp.int32(grid[inner])
         index = {outer: lax.axis_index("outer"), middle: lax.div(both, count), inner: lax.rem(both, count)}
-        run_block = functools.partial(run, index, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
+        run_block = functools.partial(run, static, index, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
         pl.run_scoped(run_block, memory, collective_axes="warpgroup")
 
     entry.__name__ = name  # what the compiler writes is named after it

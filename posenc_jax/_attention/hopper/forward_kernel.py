@@ -7,7 +7,6 @@ The structure follows `jax.experimental.pallas.ops.gpu.attention_mgpu`, which ta
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -69,8 +68,7 @@ def attend(static: StaticSettings, inputs: Inputs) -> tuple[jax.Array, jax.Array
     )
     statistic = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     out = [jax.ShapeDtypeStruct(query.shape, query.dtype), statistic, statistic]
-    run = functools.partial(_kernel, static)
-    return kernel("attend", run, static, query_grid(static, query), inputs, memory, out)
+    return kernel("attend", _kernel, static, query_grid(static, query), inputs, memory, out)
 
 
 def query_grid(static: StaticSettings, query: Any) -> dict[str, int]:

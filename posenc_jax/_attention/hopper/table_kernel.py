@@ -112,7 +112,7 @@ def d_table(static: StaticSettings, inputs: Inputs, offsets: np.ndarray) -> jax.
 
     grid = {"head": heads, "band": len(offsets), "batch": batch}
     out = [jax.ShapeDtypeStruct((batch, heads, len(offsets), WARPGROUPS, DIAGONALS), jnp.float32)]
-    run = functools.partial(_along_band, static, int(offsets[0]))
+    run = functools.partial(_along_band, lowest=int(offsets[0]))
     (sums,) = kernel("d_table", run, static, grid, inputs, memory, out)
     sums = jnp.sum(sums, 0)
     # The second warpgroup of a band has the diagonals of the next band's first one, and the next band has half of them.
@@ -125,7 +125,7 @@ def d_table(static: StaticSettings, inputs: Inputs, offsets: np.ndarray) -> jax.
 
 
 def _along_band(
-    static: StaticSettings, lowest: int, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _BandMemory
+    static: StaticSettings, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _BandMemory, lowest: int
 ) -> None:
     batch, head, band, warpgroup = index["batch"], index["head"], index["band"], lax.axis_index("warpgroup")
     tile_range = tile_range_of(inputs, batch, band)
