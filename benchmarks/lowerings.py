@@ -1,4 +1,4 @@
-"""What each lowering of a rotation wins: `python benchmarks/lowerings.py [--target v5e v6e h200] [--write]`.
+"""How fast each lowering of a rotation is: `python benchmarks/lowerings.py [--target v5e v6e h200] [--write]`.
 
 Without a target, times every lowering that can compute a case on the device that is here, in rounds that alternate
 between them and a plain copy of x. With targets, compiles them for these, without a device, in the environment that
@@ -25,17 +25,9 @@ import posenc_jax as pe
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._jax import workarounds
 from posenc_jax._rotary import lowerings
-from posenc_jax._rotary.lowerings import lowering_of
 from posenc_jax._rotary.rotation import Rotation, RotationSettings
 
-LOWERINGS = (
-    lowerings.reference,
-    lowerings.split_and_stack,
-    lowerings.split_and_concatenate,
-    lowerings.rotate_in_words,
-    lowerings.sum_columns,
-    lowerings.pad_and_select,
-)
+LOWERINGS = lowerings.reference, *dict.fromkeys(f for rows in lowerings.LOWERINGS.values() for _, f in rows)
 PLATFORMS = {"h200": "gpu", "v5e": "tpu", "v6e": "tpu"}
 BOTH = "float32", "bfloat16"
 # The shape of x (batch, seq, heads, head_dim), how many features rotate, the layout, the dtype.
@@ -55,15 +47,16 @@ CASES = [
 ]
 
 
-def fits(form, settings, shape, dim, dtype):
-    """Whether a form can compute a case."""
-    half = settings.layout == "half"
+def fits(lowering, layout, shape, dim, dtype):
+    """Whether a lowering can compute a case."""
+    half = layout == "half"
     return {
         "split_and_concatenate": half,
         "rotate_in_words": not half and dtype == "bfloat16",
         "split_and_stack": half or shape[-1] % 2 == 0,
+        "reverse_halves_in_place": half and dim == shape[-1],
         "sum_columns": dim == shape[-1] if half else shape[-1] % 2 == 0,
-    }.get(form.__name__, True)
+    }.get(lowering.__name__, True)
 
 
 def functions_of(platform, shape, dim, layout, dtype):
@@ -74,11 +67,11 @@ def functions_of(platform, shape, dim, layout, dtype):
     def rotation(x, positions):
         return Rotation(settings, x, Angles(positions, frequencies), target).broadcast()
 
-    taken = lowering_of(platform, rotation(jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32))).__name__
+    taken = lowerings.lowering_of(platform, rotation(jnp.zeros(shape, dtype), jnp.zeros(rows, jnp.int32))).__name__
     functions = {
         lowering.__name__: lambda x, p, lowering=lowering: lowering(rotation(x, p))
         for lowering in LOWERINGS
-        if fits(lowering, settings, shape, dim, dtype)
+        if fits(lowering, layout, shape, dim, dtype)
     }
     return functions, rows, taken
 

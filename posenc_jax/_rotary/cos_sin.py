@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax
+import jax.export
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -39,8 +40,8 @@ class CosSin(tuple[Any, Any]):
       sine: the same of sines.
       columns: "pair": a column per pair of features. "half": a column per feature that rotates, those of all pairs and
         then the same again, as Hugging Face's Llama and ONNX have them. "interleaved": a column per feature that
-        rotates, each twice in a row, as GPT-J and timm have them. `rotary` raises `ValueError` for known values that
-        are not in that order, and gives NaN for traced ones.
+        rotates, each twice in a row, as GPT-J and timm have them. `rotary` raises `ValueError` for concrete values
+        that are not in that order, and gives NaN for traced ones.
     """
 
     columns: Columns
@@ -56,6 +57,16 @@ class CosSin(tuple[Any, Any]):
     def __getnewargs_ex__(self) -> Any:
         """What copies and pickles are made of."""
         return tuple(self), {"columns": self.columns}
+
+
+jax.tree_util.register_pytree_with_keys(
+    CosSin,
+    lambda c: ([(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(c)], c.columns),
+    lambda columns, arrays: CosSin(*arrays, columns=columns),  # type: ignore[arg-type]
+)
+jax.export.register_pytree_node_serialization(
+    CosSin, serialized_name="posenc_jax.CosSin", serialize_auxdata=str.encode, deserialize_auxdata=bytes.decode
+)
 
 
 @public
@@ -92,7 +103,7 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
 
     Raises:
       TypeError: if positions are not integers or float32, or frequencies have the wrong type.
-      ValueError: if positions are known to lie outside int32, do not have one coordinate for each axis, or columns is
+      ValueError: if concrete positions lie outside int32, do not have one coordinate for each axis, or columns is
         unknown.
 
     Reference:

@@ -29,10 +29,8 @@ def _one_position_hint(name: str, x: jax.Array, heads: tuple[int, ...]) -> str:
     return head_axis_hint + ("; to move rotated keys, use shift_keys" if name == "x" else "")
 
 
-def _parse_vectors(name: str, x: Any, layout: Any, head_axis: Any, part: Any) -> tuple[jax.Array, tuple[int, ...]]:
+def parse_vectors(name: str, x: Any, head_axis: Any) -> tuple[jax.Array, tuple[int, ...]]:
     """x, and its head axes counted from the front."""
-    checks.layout("layout", layout)
-    checks.part("part", part)
     axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
     x = checks.floats(name, x, axes, static_axes=(-1,))
     return x, parse_head_axis(name, x, head_axis)
@@ -62,7 +60,9 @@ def parse_rotary_by_cos_sin(
     x: Any, cos_sin: Any, layout: Any, head_axis: Any, part: Any
 ) -> tuple[jax.Array, jax.Array, tuple[int, ...]]:
     """x, cosines and sines as one array (..., 2·pairs), sines first, and the head axes counted from the front."""
-    x, heads = _parse_vectors("x", x, layout, head_axis, part)
+    checks.layout("layout", layout)
+    checks.part("part", part)
+    x, heads = parse_vectors("x", x, head_axis)
     columns: Any = getattr(cos_sin, "columns", None)  # of a `CosSin`
     if columns is None:
         constructor = 'CosSin(cosine, sine, columns=…) with columns "pair", "half" or "interleaved"'
@@ -128,7 +128,9 @@ def parse_rotary(
     `ndim` is the highest rank of frequencies that are an array; `shared` is as for `parse_positions_of`, and needs
     frequencies. A width of 0 reads no positions, unless a scale does.
     """
-    x, heads = _parse_vectors(name, x, layout, head_axis, part)
+    checks.layout("layout", layout)
+    checks.part("part", part)
+    x, heads = parse_vectors(name, x, head_axis)
     if frequencies is None and not shared:
         frequencies = x.shape[-1]
     frequencies = parse(frequencies, even=True, unsharded=True, ndim=ndim)
@@ -141,10 +143,11 @@ def parse_rotary(
         fits = heads and frequencies.shape[0] == math.prod(x.shape[axis] for axis in heads)
         message = "frequencies must have one entry for each head of {}, shape {}, got shape {}"
         require(fits, message, name, x.shape, frequencies.shape)
-    rows_name = f"{name} without its head axis and its last"
-    options: Any = {"heads": heads, "hint": _one_position_hint(name, x, heads)}
     shared = shared or not (dim or reads_positions)
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_name, shared=shared, **options)
+    rows_name, hint = f"{name} without its head axis and its last", _one_position_hint(name, x, heads)
+    positions = parse_positions_of(
+        positions_name, positions, name, x, frequencies, rows_name, heads=heads, shared=shared, hint=hint
+    )
     return x, positions, frequencies, heads
 
 
@@ -160,15 +163,15 @@ def parse_pope(
     positions_name: str = "positions",
 ) -> tuple[jax.Array, jax.Array | None, AnyFrequencies, jax.Array | None, tuple[int, ...]]:
     """x, positions with an axis of coordinates or None, frequencies, the phase at x's rank or None, the head axes."""
-    x, heads = _parse_vectors(name, x, layout, head_axis, "first")
+    checks.layout("layout", layout)
+    x, heads = parse_vectors(name, x, head_axis)
     checks.unsharded(name, x)
     width = 2 * x.shape[-1]
     frequencies = parse(width if frequencies is None else frequencies, even=True, unsharded=True)
     message = "frequencies must have width {}, twice the features of {}, shape {}, got {}"
     require(dim_of(frequencies) == width, message, width, name, x.shape, dim_of(frequencies))
-    rows_name = f"{name} without its head axis and its last"
-    options: Any = {"heads": heads, "hint": _one_position_hint(name, x, heads)}
-    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_name, **options)
+    rows_name, hint = f"{name} without its head axis and its last", _one_position_hint(name, x, heads)
+    positions = parse_positions_of(positions_name, positions, name, x, frequencies, rows_name, heads=heads, hint=hint)
     return x, positions, frequencies, None if phase is None else _phase_beside(name, x, phase, heads), heads
 
 

@@ -16,7 +16,7 @@ from posenc_jax._jax import sharding
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public
-from posenc_jax._jax.workarounds import compiled, computed_where_used, materialized, product
+from posenc_jax._jax.workarounds import CPU, GPU, compiled, computed_where_used, product
 from posenc_jax._numerics.exponentials import softplus
 from posenc_jax._rotary.parser import parse_pope
 from posenc_jax._rotary.rotary import expand_positions
@@ -134,26 +134,21 @@ def _stacked(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
     return jnp.stack(pairs, -2 if layout == "half" else -1).reshape(*x.shape[:-1], angles.dim)
 
 
-@jax.custom_jvp
-def _stored(sin_cos: jax.Array) -> jax.Array:
-    return materialized(sin_cos)
-
-
+_stored = jax.custom_jvp(CPU.stored)
 _stored.defjvps(lambda tangent, *_: tangent)
 
 
 def _padded(layout: Layout, x: jax.Array, angles: Angles) -> jax.Array:
     """Spreads x over the features of the result, in one elementwise expression.
 
-    A GPU makes it one pass, as a TPU does for halves; interleaved, a TPU spreads x in a pass of its own.
+    A GPU makes it one pass, as a TPU does for halves; interleaved, a TPU spreads x in a pass of its own. `GPU.stored`
+    is also what a TPU is told.
     """
     second, unpadded = is_second(layout, angles.dim), [(0, 0, 0)] * (x.ndim - 1)
     around = ((0, x.shape[-1], 0), (x.shape[-1], 0, 0)) if layout == "half" else ((0, 1, 1), (1, 0, 1))
     first_x, second_x = (lax.pad(x, np.zeros((), x.dtype), [*unpadded, each]) for each in around)
     spread = jnp.where(align(second, x.ndim), second_x, first_x)
     encode = functools.partial(features, layout=layout, quarter=(~second).astype(np.int32))
-    sin_cos = (
-        lax.optimization_barrier(encode(angles)) if is_shared(x, angles) else computed_where_used(encode, x, angles)
-    )
+    sin_cos = GPU.stored(encode(angles)) if is_shared(x, angles) else computed_where_used(encode, x, angles)
     magnitude = softplus(spread.astype(compute_dtype(x)))
     return product(magnitude, sin_cos.astype(magnitude.dtype)).astype(x.dtype)

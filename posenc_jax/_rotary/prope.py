@@ -15,7 +15,7 @@ from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled, product
-from posenc_jax._rotary.parser import parse_head_axis
+from posenc_jax._rotary.parser import parse_vectors
 from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.transforms import transform, transposed
 
@@ -107,9 +107,8 @@ def prope(
 
 def _parse_features(x: Any, head_axis: Any, width: Any) -> tuple[jax.Array, tuple[int, ...], int]:
     """x, its head axes counted from the front, and how many features are transformed."""
-    axes = (..., "head_dim") if head_axis is None else (..., "heads", "head_dim")
-    x = checks.floats("x", x, axes, static_axes=(-1,))
-    heads, head_dim = parse_head_axis("x", x, head_axis), x.shape[-1]
+    x, heads = parse_vectors("x", x, head_axis)
+    head_dim = x.shape[-1]
     require(head_dim % 4 == 0, "x must have a head_dim that is a multiple of 4, got shape {}", x.shape)
     checks.unsharded("x", x)
     width = head_dim if width is None else checks.integer("width", width)

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
@@ -183,16 +182,6 @@ def shift_keys(
     if isinstance(frequencies, Frequencies):
         frequencies = frequencies.with_attention_factor(1.0)
     return rotate_vectors(RotationSettings(layout, part == "last"), x, Angles(positions, frequencies), heads)
-
-
-jax.tree_util.register_pytree_with_keys(
-    CosSin,
-    lambda c: ([(jax.tree_util.SequenceKey(i), x) for i, x in enumerate(c)], c.columns),
-    lambda columns, arrays: CosSin(*arrays, columns=columns),  # type: ignore[arg-type]
-)
-jax.export.register_pytree_node_serialization(
-    CosSin, serialized_name="posenc_jax.CosSin", serialize_auxdata=str.encode, deserialize_auxdata=bytes.decode
-)
 
 
 def _with_inverse_amplitude(frequencies: AnyFrequencies) -> AnyFrequencies:

@@ -39,13 +39,13 @@ def _compute(settings: Any, *leaves: Any) -> Any:
     return _called(lambda *leaves: attend.forward(_interpreted(settings), *leaves), types, leaves)
 
 
-def _backward(settings: Any, leaves: Any, outputs: Any, cotangents: Any, moving: Any) -> Any:
+def _backward(settings: Any, leaves: Any, outputs: Any, cotangents: Any, has_tangent: Any) -> Any:
     n, m = len(leaves), len(leaves) + len(outputs)
 
     def program(*x: Any) -> Any:
-        return attend.backward(_interpreted(settings), x[:n], x[n:m], x[m:], moving)
+        return attend.backward(_interpreted(settings), x[:n], x[n:m], x[m:], has_tangent)
 
-    types = [x for x, moves in zip(leaves, moving, strict=True) if moves]
+    types = [x for x, has in zip(leaves, has_tangent, strict=True) if has]
     return _called(program, types, (*leaves, *outputs, *cotangents))
 
 

@@ -143,7 +143,7 @@ def _padded_arrays(settings: Settings, *arrays: Any) -> list[Any]:
 
 def _static_settings(settings: Settings, tokens: _Tokens, block: int, side: int = 1) -> Any:
     """The static settings of a kernel that loads tiles of `block` queries (side 0) or keys."""
-    from posenc_jax._attention.hopper.scores import StaticSettings  # noqa: PLC0415 - it imports Pallas
+    from posenc_jax._attention.hopper.blocks import StaticSettings  # noqa: PLC0415 - it imports Pallas
 
     kernel, stages = settings.kernel, min(2, -(-tokens.lengths[side] // block))
     return StaticSettings(

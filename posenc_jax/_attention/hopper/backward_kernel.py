@@ -13,7 +13,6 @@ to memory that another block writes, so repeated calls have the same bits.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -21,40 +20,39 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from posenc_jax._attention.hopper.forward_kernel import (
-    KeyTiles,
-    bias_numbers,
-    key_tiles,
-    load_keys,
-    observe,
-    query_block,
-    query_grid,
-    score_inputs_of,
-)
-from posenc_jax._attention.hopper.scores import (
+from posenc_jax._attention.hopper.blocks import (
     BLOCK,
     COLUMNS,
-    LOG2E,
-    LOWEST,
     REGISTERS,
     ROWS,
     ROWS_OF_TILE,
     TILE,
     TILED,
     WARPGROUPS,
-    ScoreInputs,
     StaticSettings,
-    TileOrigin,
     add_products,
-    cotangents,
     full,
-    is_key,
     kernel,
+    observe,
     plgpu,
+    products,
     release,
-    scores,
+    row_of,
+    tile_range_of,
+    to_registers,
     unknown_zero,
+    visit_all,
 )
+from posenc_jax._attention.hopper.forward_kernel import (
+    KeyTiles,
+    bias_numbers,
+    key_tiles,
+    load_keys,
+    query_block,
+    query_grid,
+    score_inputs_of,
+)
+from posenc_jax._attention.hopper.scores import LOG2E, LOWEST, ScoreInputs, TileOrigin, cotangents, is_key, scores
 
 
 class Inputs(NamedTuple):
@@ -98,8 +96,7 @@ def d_query(static: StaticSettings, inputs: Inputs, numbers: int) -> list[jax.Ar
 
     out = [jax.ShapeDtypeStruct(query.shape, query.dtype)]
     out += [jax.ShapeDtypeStruct((batch, heads, numbers, length), jnp.float32)] * bool(numbers)
-    run = functools.partial(_over_keys, static)
-    return kernel("d_query", run, static, query_grid(static, query), inputs, memory, out)
+    return kernel("d_query", _over_keys, static, query_grid(static, query), inputs, memory, out)
 
 
 def _over_keys(
@@ -115,18 +112,18 @@ def _over_keys(
         q, d_out, ready = (x.at[warpgroup] for x in (memory.query, memory.d_out, memory.ready))
         for x, ref in (inputs.query, q), (inputs.d_out, d_out):
             plgpu.copy_gmem_to_smem(x.at[block.batch, rows, block.head], ref, ready)
-        attributes = [plgpu.load(x.at[block.row(x), rows], layout=ROWS, optimized=False) for x in inputs.queries]
+        attributes = [to_registers(x.at[row_of(x, block.batch), rows], ROWS) for x in inputs.queries]
         statistics = inputs.statistics.at[block.batch, block.head]
-        top, inverse_total, delta = (plgpu.load(statistics.at[n, rows], layout=ROWS, optimized=False) for n in range(3))
+        top, inverse_total, delta = (to_registers(statistics.at[n, rows], ROWS) for n in range(3))
         numbers = bias_numbers(static, inputs, block.head)
         plgpu.barrier_wait(ready)
 
         def visit(step: Any, sums: Any, unmasked: bool) -> Any:
-            slot = lax.rem(step, jnp.int32(static.stages))
+            slot = static.slot(step)
             key, value = memory.keys.key.at[slot], memory.keys.value.at[slot]
             plgpu.barrier_wait(memory.keys.k_ready.at[slot])
             plgpu.barrier_wait(memory.keys.v_ready.at[slot])
-            x, dp = products(static, (q, key), (d_out, value))
+            x, dp = products(static, [(q, key), (d_out, value)])
             plgpu.barrier_arrive(memory.keys.v_free.at[slot])
             origin = TileOrigin(base, step * static.block, warpgroup * ROWS_OF_TILE + static.block)
             score_inputs = score_inputs_of(memory.keys, slot, attributes, numbers)
@@ -200,15 +197,14 @@ def d_key_value(static: StaticSettings, inputs: Inputs) -> list[jax.Array]:
 
     grid = {"head": kv_heads, "tile": keys // BLOCK, "batch": batch}
     out = [jax.ShapeDtypeStruct(inputs.key.shape, dtype)] * 2
-    return kernel("d_key_value", functools.partial(_over_queries, static), static, grid, inputs, memory, out)
+    return kernel("d_key_value", _over_queries, static, grid, inputs, memory, out)
 
 
 def _over_queries(
     static: StaticSettings, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _KeyMemory
 ) -> None:
     batch, kv_head, tile, warpgroup = index["batch"], index["head"], index["tile"], lax.axis_index("warpgroup")
-    row = lambda ref: 0 if ref.shape[0] == 1 else batch  # noqa: E731
-    tile_range = [inputs.tile_ranges[row(inputs.tile_ranges), tile, n] for n in range(4)]
+    tile_range = tile_range_of(inputs, batch, tile)
     first, last, group = tile_range[0], tile_range[3], inputs.query.shape[2] // inputs.key.shape[2]
     tiles, block = last - first, tile * BLOCK
 
@@ -220,21 +216,21 @@ def _over_queries(
         k, v, ready = (x.at[warpgroup] for x in (memory.key, memory.value, memory.ready))
         for x, ref in (inputs.key, k), (inputs.value, v):
             plgpu.copy_gmem_to_smem(x.at[batch, rows, kv_head], ref, ready)
-        attributes = [plgpu.load(x.at[row(x), rows], layout=ROWS, optimized=False) for x in inputs.keys]
+        attributes = [to_registers(x.at[row_of(x, batch), rows], ROWS) for x in inputs.keys]
         plgpu.barrier_wait(ready)
 
         def visit_head(n: Any, sums: Any) -> Any:
             numbers = bias_numbers(static, inputs, kv_head * group + n)
 
             def visit(step: Any, sums: Any, unmasked: bool) -> Any:
-                slot = lax.rem(n * tiles + step - first, jnp.int32(static.stages))
+                slot = static.slot(n * tiles + step - first)
                 q, d_out, statistics = (x.at[slot] for x in (memory.query, memory.d_out, memory.statistics))
                 plgpu.barrier_wait(memory.q_ready.at[slot])
                 half = warpgroup + (unknown_zero(step) if k.shape[-1] > 64 else 0)
-                x, dp = products(static, (memory.key.at[half], q), (memory.value.at[half], d_out))
-                queries = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.attributes]
+                x, dp = products(static, [(memory.key.at[half], q), (memory.value.at[half], d_out)])
+                queries = [to_registers(x.at[slot], COLUMNS) for x in memory.attributes]
                 origin = TileOrigin(step * static.block, base, BLOCK - warpgroup * ROWS_OF_TILE, transposed=True)
-                statistic = lambda n: plgpu.load(statistics.at[n], layout=COLUMNS, optimized=False)  # noqa: E731
+                statistic = lambda n: to_registers(statistics.at[n], COLUMNS)  # noqa: E731
                 table = None if memory.table is None else memory.table.at[slot]
                 score_inputs = ScoreInputs(queries, attributes, numbers, table)
                 e, cap_derivative = weights(static, x, origin, score_inputs, statistic(0), unmasked)
@@ -265,11 +261,11 @@ def _over_queries(
         def _(n: Any) -> None:
             head = kv_head * group + lax.div(n, jnp.maximum(tiles, 1))
             start = (first + lax.rem(n, jnp.maximum(tiles, 1))) * static.block
-            slot, reused = lax.rem(n, jnp.int32(static.stages)), n >= static.stages
+            slot, reused = static.slot(n), n >= static.stages
             rows, q_ready = pl.ds(start, static.block), memory.q_ready.at[slot]
             pl.when(reused)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
             for x, ref in zip(inputs.queries, memory.attributes, strict=True):
-                plgpu.copy_gmem_to_smem(x.at[row(x), rows], ref.at[slot], q_ready)
+                plgpu.copy_gmem_to_smem(x.at[row_of(x, batch), rows], ref.at[slot], q_ready)
             if memory.table is not None:
                 entry = 0 if static.near else start - block + (inputs.key.shape[1] - BLOCK)
                 source = inputs.bias[0].at[head, pl.ds(entry, static.entries)]
@@ -283,28 +279,6 @@ def _over_queries(
 
 
 # Tiles
-
-
-def visit_all(visit: Any, tile_range: Any, sums: Any, before: Any, after: Any) -> Any:
-    """Visits the tiles of a row, of which those `before` and `after` the unmasked ones may have a mask."""
-    first, unmasked_from, unmasked_to, last = tile_range
-    if before:
-        sums = lax.fori_loop(first, unmasked_from, functools.partial(visit, unmasked=False), sums)
-    sums = lax.fori_loop(unmasked_from, unmasked_to, functools.partial(visit, unmasked=True), sums)
-    if after:
-        sums = lax.fori_loop(unmasked_to, last, functools.partial(visit, unmasked=False), sums)
-    return sums
-
-
-def products(static: StaticSettings, *pairs: tuple[Any, Any]) -> tuple[Any, ...]:
-    """The products of the rows of a and the rows of b, for each (a, b)."""
-
-    def issue(*products: Any) -> tuple[Any, ...]:
-        for total, (a, b) in zip(products, pairs, strict=True):
-            plgpu.wgmma(total, a, b.transpose((1, 0)))
-        return tuple(total[...] for total in products)
-
-    return pl.run_scoped(issue, *[plgpu.ACC((ROWS_OF_TILE, static.block), jnp.float32)] * len(pairs))
 
 
 def per_query(x: Any, origin: TileOrigin, tile_shape: Any) -> Any:

@@ -7,8 +7,6 @@ The structure follows `jax.experimental.pallas.ops.gpu.attention_mgpu`, which ta
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,28 +15,30 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from posenc_jax._attention.hopper.bias_programs import MANY_STEPS
-from posenc_jax._attention.hopper.scores import (
+from posenc_jax._attention.hopper.blocks import (
     BLOCK,
     COLUMNS,
-    LOG2E,
-    LOWEST,
     REGISTERS,
     ROWS,
     ROWS_OF_TILE,
     TILE,
     TILED,
     WARPGROUPS,
-    ScoreInputs,
     StaticSettings,
-    TileOrigin,
     add_products,
     full,
     kernel,
+    observe,
     plgpu,
+    products,
     release,
-    scores,
+    row_of,
+    tile_range_of,
+    to_registers,
     unknown_zero,
+    visit_all,
 )
+from posenc_jax._attention.hopper.scores import LOG2E, LOWEST, ScoreInputs, TileOrigin, scores
 
 
 class Inputs(NamedTuple):
@@ -68,8 +68,7 @@ def attend(static: StaticSettings, inputs: Inputs) -> tuple[jax.Array, jax.Array
     )
     statistic = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     out = [jax.ShapeDtypeStruct(query.shape, query.dtype), statistic, statistic]
-    run = functools.partial(_kernel, static)
-    return kernel("attend", run, static, query_grid(static, query), inputs, memory, out)
+    return kernel("attend", _kernel, static, query_grid(static, query), inputs, memory, out)
 
 
 def query_grid(static: StaticSettings, query: Any) -> dict[str, int]:
@@ -133,17 +132,12 @@ class QueryBlock(NamedTuple):
     start: Any  # the index of its first query
     tile_range: list[Any]
 
-    def row(self, ref: Any) -> Any:
-        """The index of the block's row in an array whose batch may be 1."""
-        return 0 if ref.shape[0] == 1 else self.batch
-
 
 def query_block(static: StaticSettings, index: dict[str, Any], inputs: Any) -> QueryBlock:
     batch, head, tile = (index[name] for name in ("batch", "head", "tile"))
     if static.reach[1] is not None or "order" in static.attributes:  # the rows with most tiles first
         tile = inputs.query.shape[1] // BLOCK - 1 - tile
-    block = QueryBlock(batch, head, tile * BLOCK, [])
-    return block._replace(tile_range=[inputs.tile_ranges[block.row(inputs.tile_ranges), tile, n] for n in range(4)])
+    return QueryBlock(batch, head, tile * BLOCK, tile_range_of(inputs, batch, tile))
 
 
 def bias_numbers(static: StaticSettings, inputs: Any, head: Any) -> list[Any]:
@@ -153,7 +147,7 @@ def bias_numbers(static: StaticSettings, inputs: Any, head: Any) -> list[Any]:
 
 def score_inputs_of(memory: KeyTiles, slot: Any, queries: list[Any], numbers: list[Any]) -> ScoreInputs:
     """The inputs of the scores for the tile of keys in a slot, and for queries with these attributes."""
-    keys = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.attributes]
+    keys = [to_registers(x.at[slot], COLUMNS) for x in memory.attributes]
     return ScoreInputs(queries, keys, numbers, None if memory.table is None else memory.table.at[slot])
 
 
@@ -165,11 +159,11 @@ def load_keys(static: StaticSettings, inputs: Any, block: QueryBlock, memory: Ke
 
     @pl.loop(first, last)
     def _(step: Any) -> None:
-        slot, start = lax.rem(step, jnp.int32(static.stages)), step * static.block
+        slot, start = static.slot(step), step * static.block
         rows, reused = pl.ds(start, static.block), step >= first + static.stages
         pl.when(reused)(lambda: plgpu.barrier_wait(memory.k_free.at[slot]))
         for x, ref in zip(inputs.keys, memory.attributes, strict=True):
-            plgpu.copy_gmem_to_smem(x.at[block.row(x), rows], ref.at[slot], memory.k_ready.at[slot])
+            plgpu.copy_gmem_to_smem(x.at[row_of(x, block.batch), rows], ref.at[slot], memory.k_ready.at[slot])
         if memory.table is not None:
             entry = 0 if static.near else block.start - start + (keys - static.block)
             source = inputs.bias[0].at[block.head, pl.ds(entry, static.entries)]
@@ -182,15 +176,6 @@ def load_keys(static: StaticSettings, inputs: Any, block: QueryBlock, memory: Ke
     observe(static, first, last, (memory.k_free, memory.v_free))
 
 
-def observe(static: StaticSettings, first: Any, last: Any, barriers: Any) -> None:
-    """Waits until the last tiles are free: a kernel must observe all phases of a barrier before it ends."""
-
-    @pl.loop(jnp.maximum(last - static.stages, first), last)
-    def _(step: Any) -> None:
-        for barrier in barriers:
-            plgpu.barrier_wait(barrier.at[lax.rem(step, jnp.int32(static.stages))])
-
-
 def _kernel(static: StaticSettings, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _QueryMemory) -> None:
     block, warpgroup = query_block(static, index, inputs), lax.axis_index("warpgroup")
 
@@ -201,13 +186,13 @@ def _kernel(static: StaticSettings, index: dict[str, Any], inputs: Inputs, outpu
         rows = pl.ds(base, ROWS_OF_TILE)
         q, q_ready = memory.query.at[warpgroup], memory.q_ready.at[warpgroup]
         plgpu.copy_gmem_to_smem(inputs.query.at[block.batch, rows, block.head], q, q_ready)
-        attributes = [plgpu.load(x.at[block.row(x), rows], layout=ROWS, optimized=False) for x in inputs.queries]
+        attributes = [to_registers(x.at[row_of(x, block.batch), rows], ROWS) for x in inputs.queries]
         numbers, sinks = bias_numbers(static, inputs, block.head), [x[block.head] for x in inputs.sinks]
         plgpu.barrier_wait(q_ready)
 
         def scores_of(step: Any, x: Any, unmasked: bool) -> Any:
             origin = TileOrigin(base, step * static.block, warpgroup * ROWS_OF_TILE + static.block)
-            slot = lax.rem(step, jnp.int32(static.stages))
+            slot = static.slot(step)
             return scores(static, x, origin, score_inputs_of(memory.keys, slot, attributes, numbers), unmasked)
 
         out, *statistics = _compute(static, warpgroup, scores_of, block.tile_range, sinks, memory)
@@ -256,11 +241,11 @@ def _compute(
         plgpu.barrier_wait(memory.alternation)
 
     def visit(step: Any, sums: _Sums, unmasked: bool) -> _Sums:
-        slot = lax.rem(step, jnp.int32(static.stages))
+        slot = static.slot(step)
         query = q
         if _registers_are_scarce(static, q):
             query = memory.query.at[warpgroup + unknown_zero(unmasked_from if unmasked else unmasked_to)]
-        x = _products(static, query, keys.key.at[slot], alternate)
+        (x,) = products(static, [(query, keys.key.at[slot])], alternate)
         if k_free_early:
             plgpu.barrier_arrive(keys.k_free.at[slot])
         x, query_term, _ = scores_of(step, x, unmasked)
@@ -280,7 +265,7 @@ def _compute(
             total += jnp.sum(p, 1)
 
         def wait_for_keys() -> None:
-            slot = lax.rem(step + 1, jnp.int32(static.stages))
+            slot = static.slot(step + 1)
             pl.when(step + 1 < last)(lambda: plgpu.barrier_wait(keys.k_ready.at[slot]))
 
         (out,) = add_products(static, [(out, p16, keys.value.at[slot])], wait_for_keys)
@@ -288,17 +273,13 @@ def _compute(
         return _Sums(top, total, out)
 
     narrow, k_free_early = q.shape[-1] <= 128, not keys.attributes and keys.table is None
-    pl.when(last > first)(lambda: plgpu.barrier_wait(keys.k_ready.at[lax.rem(first, jnp.int32(static.stages))]))
+    pl.when(last > first)(lambda: plgpu.barrier_wait(keys.k_ready.at[static.slot(first)]))
     pl.when(warpgroup == 1)(alternate)
     top, total = sinks or (LOWEST, 0.0)
     rows = (ROWS_OF_TILE,)
-    sums = _Sums(full(rows, ROWS, top), full(rows, ROWS, total), full((*rows, q.shape[-1]), TILE))
+    start = _Sums(full(rows, ROWS, top), full(rows, ROWS, total), full((*rows, q.shape[-1]), TILE))
     masked = static.masked or static.keys % static.block
-    if masked and static.ragged:
-        sums = lax.fori_loop(first, unmasked_from, functools.partial(visit, unmasked=False), sums)
-    sums = lax.fori_loop(unmasked_from, unmasked_to, functools.partial(visit, unmasked=True), sums)
-    if masked:
-        sums = lax.fori_loop(unmasked_to, last, functools.partial(visit, unmasked=False), sums)
+    sums = visit_all(visit, tile_range, start, masked and static.ragged, masked)
     pl.when(warpgroup == 0)(alternate)
     inverse_total = 1 / jnp.where(sums.total == 0, 1, sums.total)
     out = sums.out * lax.broadcast_in_dim(inverse_total, sums.out.shape, (0,))
@@ -312,14 +293,3 @@ def _weights(static: StaticSettings, x: Any, query_term: Any, top: Any) -> tuple
     higher = jnp.maximum(top, most * factor + query_term)
     shift = lax.broadcast_in_dim(higher - query_term, x.shape, (0,))
     return higher, jnp.exp2(top - higher), jnp.exp2(x * factor - shift)
-
-
-def _products(static: StaticSettings, q: Any, k: Any, then: Callable[[], None]) -> Any:
-    """The products of the queries and the keys of a tile; `then` runs after they are issued."""
-
-    def issue(products: Any) -> Any:
-        plgpu.wgmma(products, q, k.transpose((1, 0)))
-        then()
-        return products[...]
-
-    return pl.run_scoped(issue, plgpu.ACC((ROWS_OF_TILE, static.block), jnp.float32))

@@ -6,69 +6,23 @@ $$x'_{ij} = x_{ij} + b(i, j) / c, \qquad p_{ij} = 2^{c' x'_{ij} - m_i}, \qquad c
 
 so that without a bias, the weights cost one fused multiply-add and one exponential per score.
 
-Interpret mode runs other lines in four functions: `add_products`, `look_up`, `same_in_thread` and `write`.
+Interpret mode runs other lines in four functions: `look_up`, `same_in_thread`, `write` and `blocks.add_products`.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu
 
-from posenc_jax._attention.hopper.bias_programs import NEAR, BiasProgram, Constant, Step
+from posenc_jax._attention.hopper.bias_programs import NEAR, Constant, Step
+from posenc_jax._attention.hopper.blocks import COLUMNS, ROWS, TILE, StaticSettings, plgpu, rows_and_columns
 
-plgpu: Any = mosaic_gpu  # what it exports is not all typed
-ROWS_OF_TILE, WARPGROUPS = 64, 2  # the rows of a warpgroup, and the number of warpgroups that compute
-BLOCK = ROWS_OF_TILE * WARPGROUPS
 LOG2E = math.log2(math.e)
 LOWEST = -1e37  # the maximum before any key; finite, so that no difference of two maxima is NaN
-TILE, ROWS, COLUMNS = plgpu.Layout.WGMMA, plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA.reduce(0)
-TILED = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
-REGISTERS = 240, 24  # those of a thread that computes, and of one that loads
-
-
-class StaticSettings(NamedTuple):
-    """What a kernel is compiled for, besides the shapes of its operands."""
-
-    keys: int  # without padding
-    block: int  # the columns of a tile: keys, or queries in a kernel whose rows are keys
-    stages: int  # tiles that are loaded or in use
-    scale: float
-    soft_cap: float | None
-    reach: tuple[int | None, int | None]  # how many keys before and after a query's position it sees; None: all
-    attributes: tuple[str, ...]  # those of tokens that masks and bias read: of "positions", "segments" and "order"
-    bias: BiasProgram | None
-    unbounded: bool  # whether columns are queries, and scores of queries of the padding may be NaN
-    interpret: bool
-
-    @property
-    def masked(self) -> bool:
-        return self.reach != (None, None) or bool({"segments", "order"} & {*self.attributes})
-
-    @property
-    def ragged(self) -> bool:
-        """Whether tiles with a mask may be at both ends of a row."""
-        return self.reach[0] is not None or bool(self.attributes)
-
-    @property
-    def near(self) -> bool:
-        return self.bias is not None and self.bias.kind == "near"
-
-    @property
-    def looks_up(self) -> bool:
-        return self.bias is not None and self.bias.kind in ("table", "near")
-
-    @property
-    def entries(self) -> int:
-        """The number of a table's entries that the rows of a block and the columns of a tile need."""
-        return 2 * NEAR if self.near else BLOCK + self.block
 
 
 class TileOrigin(NamedTuple):
@@ -96,50 +50,6 @@ class TileScores(NamedTuple):
     x: Any
     query_term: Any  # a term that all scores of a query lack, times log₂ e, or None
     cap_derivative: Any  # the derivative of the soft cap, or None
-
-
-def kernel(
-    name: str,
-    run: Callable[..., None],
-    static: StaticSettings,
-    grid: dict[str, int],
-    inputs: Any,
-    memory: Any,
-    out: Any,
-) -> Any:
-    """Runs `run(index, inputs, outputs, memory)` in blocks of two warpgroups that compute and one that loads.
-
-    `inputs` is a tree of arrays, which `run` gets as a tree of references, and `memory` the shared memory and barriers
-    of a block. `index` has the block's index along each of the three axes of the grid. The last axis is the fastest.
-    """
-    leaves, tree = jax.tree.flatten(inputs)
-    outer, middle, inner = grid
-
-    def entry(*refs: Any) -> None:
-        both, count = lax.axis_index("both"), jnp.int32(grid[inner])
-        index = {outer: lax.axis_index("outer"), middle: lax.div(both, count), inner: lax.rem(both, count)}
-        run_block = functools.partial(run, index, tree.unflatten(refs[: len(leaves)]), refs[len(leaves) :])
-        pl.run_scoped(run_block, memory, collective_axes="warpgroup")
-
-    entry.__name__ = name  # what the compiler writes is named after it
-    return plgpu.kernel(
-        entry,
-        out_type=out,
-        # A grid has at most 65,535 blocks along its slower axes, and `jax.vmap` makes the slowest axis longer.
-        grid=(grid[outer], grid[middle] * grid[inner]),
-        grid_names=("outer", "both"),
-        num_threads=WARPGROUPS + 1,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(approx_math=True),
-        interpret=plgpu.InterpretGPUParams() if static.interpret else None,
-    )(*leaves)
-
-
-def release(barrier: Any, read: bool = True) -> None:
-    """Lets the next tile be loaded to a slot, after a fence if the slot was `read` other than by matrix products."""
-    if read:
-        plgpu.commit_smem()
-    plgpu.barrier_arrive(barrier)
 
 
 def scores(static: StaticSettings, x: Any, origin: TileOrigin, score_inputs: ScoreInputs, unmasked: bool) -> TileScores:
@@ -221,16 +131,13 @@ def _positions(static: StaticSettings, tile_shape: Any, origin: TileOrigin, scor
     i: Any = query_attributes.get("positions", origin.query + query_number)
     j: Any = key_attributes.get("positions", origin.key + key_number)
     per_thread, constant = _difference_within(static, tile_shape, origin)
-    thread_part, constant_part = (
-        (origin.query - origin.key + per_thread).astype(jnp.float32),
-        constant.astype(jnp.float32),
-    )
-    return i, j, thread_part, constant_part, query_attributes, key_attributes
+    thread_part = (origin.query - origin.key + per_thread).astype(jnp.float32)
+    return i, j, thread_part, constant.astype(jnp.float32), query_attributes, key_attributes
 
 
 def _numbers_within(tile_shape: Any, origin: TileOrigin) -> tuple[Any, Any]:
     """The number of each score's query within the tile, and that of its key."""
-    row, column = (plgpu.broadcasted_iota(jnp.int32, tile_shape, axis, layout=TILE) for axis in range(2))
+    row, column = rows_and_columns(tile_shape)
     return (column, row) if origin.transposed else (row, column)
 
 
@@ -239,7 +146,7 @@ def _difference_within(static: StaticSettings, tile_shape: Any, origin: TileOrig
 
     A thread has the same differences in its two rows, so the compiler computes each once.
     """
-    row, column = (plgpu.broadcasted_iota(jnp.int32, tile_shape, axis, layout=TILE) for axis in range(2))
+    row, column = rows_and_columns(tile_shape)
     per_thread, constant = (row & ~8) - (column & 6), (row & 8) - (column & ~6)
     if origin.transposed:
         per_thread, constant = -per_thread, -constant
@@ -330,62 +237,29 @@ def look_up(table: Any, index: Any, interpret: bool) -> Any:
     return gather(table, index)
 
 
-def same_in_thread(tile_shape: Any, interpret: bool) -> Any:
+def same_in_thread(tile: Any, interpret: bool) -> Any:
     """An int32 tile in which a thread has one number for all its scores, which the compiler does not always see."""
     if interpret:
-        return tile_shape
+        return tile
 
-    @plgpu.inline_mgpu(arg_types=(TILE,), return_type=plgpu.ShapeDtypeStruct(tile_shape.shape, tile_shape.dtype, TILE))
-    def first(ctx: Any, tile_shape: Any) -> Any:
+    @plgpu.inline_mgpu(arg_types=(TILE,), return_type=plgpu.ShapeDtypeStruct(tile.shape, tile.dtype, TILE))
+    def first(ctx: Any, tile: Any) -> Any:
         number: list[Any] = []
-        tile_shape.foreach(lambda x, _: number.append(x))
-        return tile_shape.foreach(lambda *_: number[0], create_array=True, is_signed=True)
+        tile.foreach(lambda x, _: number.append(x))
+        return tile.foreach(lambda *_: number[0], create_array=True, is_signed=True)
 
-    return first(tile_shape)
+    return first(tile)
 
 
-def write(array: Any, tile_shape: Any, interpret: bool) -> None:
+def write(array: Any, tile: Any, interpret: bool) -> None:
     """Writes a tile to an array in shared memory that `look_up` reads."""
     if interpret:
-        array[...] = tile_shape
+        array[...] = tile
         return
     from jaxlib.mlir.dialects import memref  # noqa: PLC0415
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), TILE))
-    def scatter(ctx: Any, array: Any, tile_shape: Any) -> None:
-        tile_shape.foreach(lambda x, index: memref.store(x, array, index))
+    def scatter(ctx: Any, array: Any, tile: Any) -> None:
+        tile.foreach(lambda x, index: memref.store(x, array, index))
 
-    scatter(array, tile_shape)
-
-
-# Registers
-
-
-def unknown_zero(number: Any) -> Any:
-    """0, computed from the index of a tile or warpgroup, which is below 2³⁰; the compiler does not know that.
-
-    Added to an index, it makes the compiler compute addresses where they are used, instead of keeping them in registers
-    that other values need. Where registers are not scarce, it would only cost instructions.
-    """
-    return lax.shift_right_logical(number, jnp.int32(30))
-
-
-def full(shape: tuple[int, ...], layout: Any, value: Any = 0.0) -> Any:
-    """A float32 array of one value in registers."""
-    return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
-
-
-def add_products(
-    static: StaticSettings, terms: Sequence[tuple[Any, Any, Any]], then: Callable[[], None] = lambda: None
-) -> Any:
-    """The sums `total` + a b of all terms (total, a, b); `then` runs after the products are issued."""
-    if static.interpret:  # the interpreter has no accumulators with an initial value
-        then()
-        return [total + jnp.dot(a, b[...], preferred_element_type=jnp.float32) for total, a, b in terms]
-
-    def issue(totals: Any) -> None:
-        for total, (_, a, b) in zip(totals, terms, strict=True):
-            plgpu.wgmma(total, a, b)
-        then()
-
-    return pl.run_state(issue)([plgpu.ACC.init(total) for total, *_ in terms])
+    scatter(array, tile)

@@ -18,9 +18,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from posenc_jax._attention.hopper.backward_kernel import Inputs, per_query, products, visit_all, weights
-from posenc_jax._attention.hopper.forward_kernel import observe
-from posenc_jax._attention.hopper.scores import (
+from posenc_jax._attention.hopper.backward_kernel import Inputs, per_query, weights
+from posenc_jax._attention.hopper.blocks import (
     BLOCK,
     COLUMNS,
     REGISTERS,
@@ -29,17 +28,20 @@ from posenc_jax._attention.hopper.scores import (
     TILE,
     TILED,
     WARPGROUPS,
-    ScoreInputs,
     StaticSettings,
-    TileOrigin,
     full,
     kernel,
-    look_up,
+    observe,
     plgpu,
+    products,
     release,
-    tile_bias,
-    write,
+    row_of,
+    rows_and_columns,
+    tile_range_of,
+    to_registers,
+    visit_all,
 )
+from posenc_jax._attention.hopper.scores import ScoreInputs, TileOrigin, look_up, tile_bias, write
 
 BLOCK_KV = ROWS_OF_TILE  # keys of a tile
 RATIO = BLOCK // BLOCK_KV
@@ -110,7 +112,7 @@ def d_table(static: StaticSettings, inputs: Inputs, offsets: np.ndarray) -> jax.
 
     grid = {"head": heads, "band": len(offsets), "batch": batch}
     out = [jax.ShapeDtypeStruct((batch, heads, len(offsets), WARPGROUPS, DIAGONALS), jnp.float32)]
-    run = functools.partial(_along_band, static, int(offsets[0]))
+    run = functools.partial(_along_band, lowest=int(offsets[0]))
     (sums,) = kernel("d_table", run, static, grid, inputs, memory, out)
     sums = jnp.sum(sums, 0)
     # The second warpgroup of a band has the diagonals of the next band's first one, and the next band has half of them.
@@ -123,30 +125,29 @@ def d_table(static: StaticSettings, inputs: Inputs, offsets: np.ndarray) -> jax.
 
 
 def _along_band(
-    static: StaticSettings, lowest: int, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _BandMemory
+    static: StaticSettings, index: dict[str, Any], inputs: Inputs, outputs: Any, memory: _BandMemory, lowest: int
 ) -> None:
     batch, head, band, warpgroup = index["batch"], index["head"], index["band"], lax.axis_index("warpgroup")
-    row = lambda ref: 0 if ref.shape[0] == 1 else batch  # noqa: E731
-    tile_range = [inputs.tile_ranges[row(inputs.tile_ranges), band, n] for n in range(4)]
+    tile_range = tile_range_of(inputs, batch, band)
     first, last, offset = tile_range[0], tile_range[3], band + lowest
 
     @pl.when(warpgroup < WARPGROUPS)
     def compute() -> None:
         plgpu.set_max_registers(REGISTERS[0], action="increase")
         base, rows = warpgroup * ROWS_OF_TILE, pl.ds(warpgroup * ROWS_OF_TILE, ROWS_OF_TILE)
-        tile_shape, layout = (ROWS_OF_TILE, BLOCK_KV), {"layout": ROWS, "optimized": False}
+        tile_shape = ROWS_OF_TILE, BLOCK_KV
         plgpu.barrier_wait(memory.t_ready)
         origin = TileOrigin(base, offset * -BLOCK_KV, base + BLOCK_KV)
         bias = tile_bias(static, tile_shape, origin, ScoreInputs((), (), (), memory.table))
 
         def visit(step: Any, sums: Any, unmasked: bool) -> Any:
-            slot = lax.rem(step, jnp.int32(static.stages))
+            slot = static.slot(step)
             plgpu.barrier_wait(memory.ready.at[slot])
             q, d_out = (x.at[slot, rows] for x in (memory.query, memory.d_out))
-            x, dp = products(static, (q, memory.key.at[slot]), (d_out, memory.value.at[slot]))
-            top, inverse_total, delta = (plgpu.load(memory.statistics.at[slot, n, rows], **layout) for n in range(3))
-            queries = [plgpu.load(x.at[slot, rows], **layout) for x in memory.queries]
-            keys = [plgpu.load(x.at[slot], layout=COLUMNS, optimized=False) for x in memory.keys]
+            x, dp = products(static, [(q, memory.key.at[slot]), (d_out, memory.value.at[slot])])
+            top, inverse_total, delta = (to_registers(memory.statistics.at[slot, n, rows], ROWS) for n in range(3))
+            queries = [to_registers(x.at[slot, rows], ROWS) for x in memory.queries]
+            keys = [to_registers(x.at[slot], COLUMNS) for x in memory.keys]
             release(memory.free.at[slot])
             origin = TileOrigin(step * BLOCK + base, (step * RATIO - offset) * BLOCK_KV, None)
             e, _ = weights(static, x, origin, ScoreInputs(queries, keys, (), bias=bias), top, unmasked)
@@ -159,7 +160,7 @@ def _along_band(
         pl.when(warpgroup == 1)(lambda: plgpu.barrier_wait(memory.first_done))
         write(memory.tile, sums, static.interpret)
         plgpu.commit_smem()
-        row, column = (plgpu.broadcasted_iota(jnp.int32, tile_shape, axis, layout=TILE) for axis in range(2))
+        row, column = rows_and_columns(tile_shape)
         for half in range(2):  # a row for each diagonal, and a column for each query
             key = column - row + (BLOCK_KV - 1 - half * ROWS_OF_TILE)
             within = (key >= 0) & (key < BLOCK_KV)
@@ -181,7 +182,7 @@ def _along_band(
 
         @pl.loop(first, last)
         def _(step: Any) -> None:
-            slot, reused = lax.rem(step, jnp.int32(static.stages)), step >= first + static.stages
+            slot, reused = static.slot(step), step >= first + static.stages
             queries, keys = pl.ds(step * BLOCK, BLOCK), pl.ds((step * RATIO - offset) * BLOCK_KV, BLOCK_KV)
             pl.when(reused)(lambda: plgpu.barrier_wait(memory.free.at[slot]))
             copies = [
@@ -190,8 +191,8 @@ def _along_band(
                 (inputs.statistics.at[batch, head, pl.ds(0, 3), queries], memory.statistics),
                 (inputs.key.at[batch, keys, kv_head], memory.key),
                 (inputs.value.at[batch, keys, kv_head], memory.value),
-                *((x.at[row(x), queries], ref) for x, ref in zip(inputs.queries, memory.queries, strict=True)),
-                *((x.at[row(x), keys], ref) for x, ref in zip(inputs.keys, memory.keys, strict=True)),
+                *((x.at[row_of(x, batch), queries], y) for x, y in zip(inputs.queries, memory.queries, strict=True)),
+                *((x.at[row_of(x, batch), keys], y) for x, y in zip(inputs.keys, memory.keys, strict=True)),
             ]
             for source, ref in copies:
                 plgpu.copy_gmem_to_smem(source, ref.at[slot], memory.ready.at[slot])

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
+from helpers.attention import check
 from helpers.biases import BIASES as every_bias
 from helpers.closeness import assert_within
 from helpers.quick import quick
@@ -105,15 +106,6 @@ def exact(
         dt = dt.sum(tuple(a for a, n in enumerate(table.shape) if n == 1), keepdims=True).astype(np.float32)
         parameters = compute(dt)[1]
     return Exact(y, residual, (dq, dk, dv, parameters))
-
-
-def check(got, want, tolerance=1e-5, against=FORMULA):
-    """Each array to a tolerance relative to its largest element, of the float32 of both."""
-    got, want = (jax.tree_util.tree_leaves_with_path(x) for x in (got, want))
-    assert len(got) == len(want)
-    for (_, x), (path, y) in zip(got, want, strict=True):
-        name = f"{against}, result {jax.tree_util.keystr(path)}" if path else against
-        assert_within(x, y, tolerance * np.max(np.abs(np.asarray(y, np.float64)), initial=1), against=name)
 
 
 def both(f, *arguments):

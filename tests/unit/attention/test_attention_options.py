@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.attention import check
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.tiers import thorough, tiered
@@ -144,12 +145,6 @@ def errors(got, want):
         with np.errstate(invalid="ignore"):
             apart = np.where(x == y, 0, abs(np.float64(x) - y))
         yield np.max(apart, initial=0) / max(1, np.max(np.abs(y[np.isfinite(y)]), initial=1))
-
-
-def check(got, want, tolerance=1e-5):
-    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        largest = np.max(np.abs(y[np.isfinite(y)]), initial=1)
-        assert_within(x, y, tolerance * largest, against="the dense float64 formula")
 
 
 @pytest.mark.parametrize("name", tiered(CASES, FEW))

@@ -103,10 +103,10 @@ def test_what_is_read_is_fenced_before_a_load_replaces_it(name, monkeypatch, cap
 
     It has no matrix products with a start: what `add_products` reads instead needs no fence on a device.
     """
-    from posenc_jax._attention.hopper import scores as gpu
+    from posenc_jax._attention.hopper.blocks import plgpu
 
-    detecting = functools.partial(gpu.plgpu.InterpretGPUParams, detect_races=True, on_race="warn")
-    monkeypatch.setattr(gpu.plgpu, "InterpretGPUParams", detecting)
+    detecting = functools.partial(plgpu.InterpretGPUParams, detect_races=True, on_race="warn")
+    monkeypatch.setattr(plgpu, "InterpretGPUParams", detecting)
     *_, bias, options = CASES[name]
     options = options | {side: np.resize(n, 384) for side, n in options.items() if np.ndim(n)}
     x, found = operands(384, 384, batch=1), BIASES.get(bias)

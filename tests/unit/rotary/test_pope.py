@@ -16,7 +16,8 @@ from helpers.quick import quick
 from helpers.tiers import compiled_by, thorough
 from oracles import attention, encodings, recorded, rotations, spectra
 from oracles.biases import softplus
-from posenc_jax._rotary import pope as lowerings
+from posenc_jax._frequencies.angles import Angles
+from posenc_jax._rotary.pope import _padded, _stacked
 from posenc_jax.nnx import PoPE, positional_attention
 
 RNG = np.random.default_rng(0)
@@ -194,9 +195,9 @@ def test_dtypes_and_axes(program):
 
 @pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
 def test_both_forms_give_the_same_bits(layout):
-    angles = lowerings.Angles(FAR[None, :, None, None], pe.geometric(12), PHASE[None, None])
-    forms = jax.jit(lambda x: [form(layout, x, angles) for form in (lowerings._stacked, lowerings._padded)])(X)
-    np.testing.assert_array_equal(*forms)
+    angles = Angles(FAR[None, :, None, None], pe.geometric(12), PHASE[None, None])
+    both = jax.jit(lambda x: [lowering(layout, x, angles) for lowering in (_stacked, _padded)])(X)
+    np.testing.assert_array_equal(*both)
 
 
 def test_an_amplitude_and_float32_phases():
