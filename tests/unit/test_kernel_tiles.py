@@ -220,23 +220,33 @@ def test_kerple_is_within_its_bounds(name, parameters):
         assert_within(got, theirs, bound * np.abs(theirs), against="the public function")
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_derivative_of_a_rotation_outside_a_kernel(layout):
-    x, constants = np.float32([[1, 2, 3, 4]]), kernels.phase_constants(4, layout)
-    cosine, sine = kernels.cos_sin(jnp.array([[3]]), constants)
-    got = jax.grad(lambda x: (kernels.rotate(x, cosine, sine, layout) ** 3).sum())(x)
-    want = jax.grad(lambda x: (pe.rotary(x, np.array([3]), layout=layout, head_axis=None) ** 3).sum())(x)
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-    first, second = (x[:, :2], x[:, 2:]) if layout == "half" else (x[:, ::2], x[:, 1::2])
-    pair = kernels.cos_sin(jnp.array([[3]]), kernels.phase_constants(4))
-    cubes = lambda x1, x2: sum((y**3).sum() for y in kernels.rotate_pairs(x1, x2, *pair))  # noqa: E731
-    parts = jnp.stack(jax.grad(cubes, (0, 1))(first, second), -2 if layout == "half" else -1)
-    np.testing.assert_allclose(parts.reshape(1, 4), want, rtol=1e-6)
+def test_the_derivative_of_a_rotation_outside_a_kernel():
+    x = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
+
+    @jax.jit
+    def gradients(x):
+        loss = lambda x, layout: (kernels.rotate(x, *rotation(4, layout), layout) ** 3).sum()  # noqa: E731
+        pairs = lambda x: sum((y**3).sum() for y in kernels.rotate_pairs(x[:, :2], x[:, 2:], *rotation(4)))  # noqa: E731
+        return jax.grad(loss)(x, "half"), jax.grad(loss)(x, "interleaved"), jax.grad(pairs)(x)
+
+    def rotation(*spectrum):
+        return kernels.cos_sin(jnp.array([[3], [5]]), kernels.phase_constants(*spectrum))
+
+    def expected(first, second):  # of Σ(R x)³, 3 Rᵀ(R x)²
+        phasor = np.exp(1j * np.array([[3], [5]]) * [1, 0.01])
+        y = phasor * (first + 1j * second)
+        back = np.conj(phasor) * (3 * (y.real**2 + 1j * y.imag**2))
+        return back.real, back.imag
+
+    half, interleaved, pairs = gradients(x)
+    np.testing.assert_allclose(half, np.concatenate(expected(x[:, :2], x[:, 2:]), -1), rtol=1e-5)
+    np.testing.assert_allclose(interleaved.reshape(2, 2, 2), np.stack(expected(x[:, ::2], x[:, 1::2]), -1), rtol=1e-5)
+    np.testing.assert_array_equal(pairs, half)
 
 
 def test_the_derivative_of_kerple_by_its_parameters():
     i, j, parameters = jnp.array([[10]]), jnp.array([[3]]), np.float32([0.5, 0.3])
-    got = jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum())(parameters)
+    got = jax.jit(jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum()))(parameters)
     np.testing.assert_allclose(got, [-np.log1p(7 * 0.3), -0.5 * 7 / (1 + 7 * 0.3)], rtol=1e-6)
 
 
