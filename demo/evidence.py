@@ -41,7 +41,7 @@ PHASES = ("exact", "float32", "bfloat16")
 
 def rotary(base: int) -> Variant:
     """The rotary model of the demo with another base."""
-    attention: Callable = lambda s, rngs, length: positional_attention(pe.geometric(s.head_dim, base))  # noqa: E731
+    attention: Callable = lambda s, rngs, length: positional_attention(rotation=pe.geometric(s.head_dim, base))  # noqa: E731
     return Variant(f"rotary, base {base:,}", "rotary", attention=attention)
 
 

@@ -57,7 +57,7 @@ class Variant:
 
 def biased(bias: Callable[[Setup, nnx.Rngs], Callable]) -> Callable[[Setup, nnx.Rngs, int], Callable]:
     """Attention with a bias, which does not change with the length of the windows."""
-    return lambda s, rngs, length: positional_attention(0, bias=bias(s, rngs))
+    return lambda s, rngs, length: positional_attention(bias=bias(s, rngs))
 
 
 # Distances among the settings of biases are the fraction of the training length that they are in the papers: ¼ of T5's
@@ -72,12 +72,14 @@ VARIANTS = {
         "added",
         embed=lambda s, rngs: LearnedEncoding(s.length, s.width, scale=s.scale, rngs=rngs),
     ),
-    "rotary": Variant("rotary positions", "rotary", attention=lambda s, rngs, length: positional_attention(s.head_dim)),
+    "rotary": Variant(
+        "rotary positions", "rotary", attention=lambda s, rngs, length: positional_attention(rotation=s.head_dim)
+    ),
     "yarn": Variant(
         "rotary + YaRN",
         "rotary",
         attention=lambda s, rngs, length: positional_attention(
-            pe.yarn(s.head_dim, 10_000.0, length / s.length, original_max=s.length)
+            rotation=pe.yarn(s.head_dim, 10_000.0, length / s.length, original_max=s.length)
         ),
         weights="rotary",
     ),
@@ -97,7 +99,9 @@ VARIANTS = {
     "pope": Variant(
         "PoPE",
         "rotary",
-        attention=lambda s, rngs, length: positional_attention(PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)),
+        attention=lambda s, rngs, length: positional_attention(
+            rotation=PoPE(s.heads, 2 * s.head_dim, head_axis=-2, rngs=rngs)
+        ),
     ),
 }
 STORY = ("none", "sinusoidal", "learned", "rotary", "yarn", "alibi")  # the default; YaRN stretches the trained rotary

@@ -81,16 +81,16 @@ VARIANTS = {
     "none": Variant(),
     "sinusoidal": Variant(embed=lambda s, rngs: SinusoidalEncoding(s.width, scale=s.width**0.5)),
     "learned": Variant(embed=lambda s, rngs: LearnedEncoding(s.length, s.width, scale=s.width**0.5, rngs=rngs)),
-    "rotary": Variant(attention=lambda s, rngs: positional_attention(s.width // s.heads)),
-    "alibi": Variant(attention=lambda s, rngs: positional_attention(0, bias=ALiBi(s.heads))),
+    "rotary": Variant(attention=lambda s, rngs: positional_attention(rotation=s.width // s.heads)),
+    "alibi": Variant(attention=lambda s, rngs: positional_attention(bias=ALiBi(s.heads))),
     "t5": Variant(
         attention=lambda s, rngs: positional_attention(
             bias=T5Bias(s.heads, num_buckets=s.length // 8, max_distance=s.length // 4, bidirectional=False, rngs=rngs)
         )
     ),
-    "kerple": Variant(attention=lambda s, rngs: positional_attention(0, bias=KERPLE(s.heads, rngs=rngs))),
+    "kerple": Variant(attention=lambda s, rngs: positional_attention(bias=KERPLE(s.heads, rngs=rngs))),
     "fire": Variant(
-        attention=lambda s, rngs: positional_attention(0, bias=FIRE(s.heads, threshold=s.length / 4, rngs=rngs))
+        attention=lambda s, rngs: positional_attention(bias=FIRE(s.heads, threshold=s.length / 4, rngs=rngs))
     ),
 }
 

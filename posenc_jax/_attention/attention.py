@@ -16,6 +16,7 @@ from posenc_jax._attention.parser import (
     parse_attributes,
     parse_bias,
     parse_data,
+    parse_mask,
     parse_operands,
     parse_scale,
     parse_settings,
@@ -38,6 +39,7 @@ class _Options(TypedDict, total=False):
     key_order: ArrayLike | None
     query_segments: ArrayLike | None
     key_segments: ArrayLike | None
+    mask: ArrayLike | None
     causal: bool
     window: tuple[int | None, int | None]
     logits_soft_cap: float | None
@@ -75,6 +77,7 @@ def attention(
     key_order: ArrayLike | None = None,
     query_segments: ArrayLike | None = None,
     key_segments: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
     causal: bool = False,
     window: tuple[int | None, int | None] = (None, None),
     logits_soft_cap: float | None = None,
@@ -119,6 +122,8 @@ def attention(
       key_order: likewise for the keys.
       query_segments: integers of shape (..., queries). A query sees only keys with the same number.
       key_segments: likewise for the keys.
+      mask: booleans, True where a query sees a key, of shape (..., heads, queries, keys), where each axis may be 1, as
+        for `jax.nn.dot_product_attention`.
       causal: whether to mask keys at positions after the query's, or of a later order.
       window: (left, right): a query at $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$; None for no
         bound.
@@ -167,7 +172,7 @@ def attention(
         checks.one_of("implementation", implementation, ("xla", "mosaic_gpu"))
     sinks, return_residual = parse_sinks(sinks, query), checks.flag("return_residual", return_residual)
     settings = parse_settings(causal, window, logits_soft_cap, scale, block_size)
-    has_data = parse_bias(bias, query_data, key_data)
+    has_data, mask = parse_bias(bias, query_data, key_data), parse_mask(mask, query, key)
     settings, query_tokens, key_tokens = parse_attributes(
         settings,
         query,
@@ -175,13 +180,14 @@ def attention(
         positions=(query_positions, key_positions),
         order=(query_order, key_order),
         segments=(query_segments, key_segments),
+        mask=mask,
         has_bias=bias is not None,
         has_data=has_data,
     )
     q, k, v = (x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) for x in (query, key, value))
     data = parse_data(query_data, key_data, query, key)
 
-    x = Operands(q, k, v, sinks, query_tokens, key_tokens, data.query, data.key, ())
+    x = Operands(q, k, v, sinks, query_tokens, key_tokens, mask, data.query, data.key, ())
     attend = blockwise.attend
     if implementation == "mosaic_gpu":
         from posenc_jax._attention.hopper import attend as hopper  # noqa: PLC0415 - for few, and a tenth of the import

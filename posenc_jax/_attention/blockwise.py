@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from posenc_jax._attention import tiles
-from posenc_jax._attention.tiles import BiasOperands, Operands, Settings
+from posenc_jax._attention.tiles import BiasOperands, Operands, Settings, Tile
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.derivatives import operation
 from posenc_jax._jax.primitives import differentiated, retyped
@@ -53,16 +53,16 @@ def _forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
             k, v, k_data, k_tokens = block
-            maximum, total, out = sums
+            tile, (maximum, total, out) = Tile(q_tokens, k_tokens, x.mask), sums
 
             def visit() -> Any:
                 bias_operands = BiasOperands(x.arrays, q_data, k_data)
-                scores = tiles.scores(settings, tiles.logits(settings, q, k), q_tokens, k_tokens, bias_operands)
+                scores = tiles.scores(settings, tiles.logits(settings, q, k), tile, bias_operands)
                 higher = jnp.maximum(maximum, jnp.max(scores, -1))
                 p, shrink = jnp.exp(scores - _finite(higher)[..., None]), jnp.exp(maximum - _finite(higher))
                 return higher, total * shrink + jnp.sum(p, -1), out * shrink[..., None] + _weighted(p, v)
 
-            return tiles.visit_or_skip(settings, q_tokens, k_tokens, visit, lambda: sums), None
+            return tiles.visit_or_skip(settings, tile, visit, lambda: sums), None
 
         (maximum, total, out), _ = lax.scan(step, _start(x, q), keys)
         total = jnp.where(total == 0, 1, total)  # 0 if the query sees no key
@@ -121,9 +121,10 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
             (k, v, k_data, k_tokens), (dk, dv, dk_data) = block
+            tile = Tile(q_tokens, k_tokens, x.mask)
 
             def score(q: Any, k: Any, bias_operands: BiasOperands) -> jax.Array:
-                return tiles.scores(settings, tiles.logits(settings, q, k), q_tokens, k_tokens, bias_operands)
+                return tiles.scores(settings, tiles.logits(settings, q, k), tile, bias_operands)
 
             def visit() -> Any:
                 primals = q, k, BiasOperands(x.arrays, q_data, k_data)
@@ -140,8 +141,8 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
                     d_out += _weighted(p, dv)
                 return d_total, d_out, same_out
 
-            tile = tiles.recomputed(settings, q_tokens, k_tokens, visit, lambda: zeros)
-            return jax.tree.map(jnp.add, sums, tile), None
+            terms = tiles.recomputed(settings, tile, visit, lambda: zeros)
+            return jax.tree.map(jnp.add, sums, terms), None
 
         (d_total, d_out, same_out), _ = lax.scan(step, zeros, (keys, d_keys))
         # The output is summed again, by the same roundings, so that what is common to all ṡ cancels.
@@ -197,12 +198,12 @@ def transpose(
 
         def step(carry: Any, block: Any) -> tuple[Any, None]:
             i, ((q, q_data, q_tokens), do, (maximum, inverse_total, delta)) = block
-            bias_operands = BiasOperands(x.arrays, q_data, k_data)
+            tile, bias_operands = Tile(q_tokens, k_tokens, x.mask), BiasOperands(x.arrays, q_data, k_data)
             variables = BiasOperands(*map(_flagged, bias_operands, bias_flags))
 
             def score(logits: Any, variables: BiasOperands) -> jax.Array:
                 operands = BiasOperands(*map(_with_flagged, bias_operands, bias_flags, variables))
-                return tiles.scores(settings, logits, q_tokens, k_tokens, operands)
+                return tiles.scores(settings, logits, tile, operands)
 
             def visit() -> Any:
                 scores, pull = jax.vjp(score, tiles.logits(settings, q, k), variables)
@@ -220,9 +221,9 @@ def transpose(
                 return tiles.zeros((d_query, d_key))
 
             d_queries, sums = carry
-            tile = tiles.recomputed(settings, q_tokens, k_tokens, visit, skip)
-            d_queries = jax.tree.map(lambda d, new: d.at[i].add(new), d_queries, tile[0])
-            return (d_queries, jax.tree.map(jnp.add, sums, tile[1])), None
+            by_query, by_key = tiles.recomputed(settings, tile, visit, skip)
+            d_queries = jax.tree.map(lambda d, new: d.at[i].add(new), d_queries, by_query)
+            return (d_queries, jax.tree.map(jnp.add, sums, by_key)), None
 
         d_queries, d_arrays = carry
         index = jnp.arange(len(queries[0]), dtype=jnp.int32)

@@ -87,6 +87,30 @@ def parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_
     return Settings(causal, window, soft_cap, scale, block_size)
 
 
+def parse_mask(mask: Any, query: jax.Array, key: jax.Array) -> jax.Array | None:
+    """The mask, (batch or 1, heads or 1, queries or 1, keys or 1); None if there is none, or nothing to mask."""
+    if mask is None:
+        return None
+    x: Any = unwrap_array(mask)
+    hint = "; an additive mask is a bias" if checks.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating) else ""
+    is_boolean = checks.is_array(x) and x.dtype == np.bool_
+    require_type(is_boolean, "mask", f"an array of booleans, True where a query sees a key{hint}", mask)
+    batch, (queries, heads, _), spec = query.shape[:-3], query.shape[-3:], jax.typeof(query).sharding.spec
+    shape = *batch, heads, queries, key.shape[-3]
+    fits = x.ndim == len(shape) and checks.broadcasts(x.shape, shape)
+    hint = "; for (batch, keys) pass mask[:, None, None, :]" if x.ndim < len(shape) else ""
+    message = "mask must have the axes (..., heads, queries, keys), each 1 or that of {}, got {}{}"
+    require(fits, message, shape, x.shape, hint)
+    x = checks.on_device(x)
+    like_spec = PartitionSpec(*spec[:-3], spec[-2], None, None)
+    checks.sharded_like("mask", jax.typeof(x).sharding.spec, "query", like_spec)
+    if not math.prod(shape):
+        return None
+    if math.prod(x.shape[:-3]) != 1:
+        x = jnp.broadcast_to(x, (*batch, *x.shape[-3:]))
+    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+
+
 Pair = tuple[Any, Any]  # an argument for queries and one for keys
 
 
@@ -98,31 +122,36 @@ def parse_attributes(
     positions: Pair,
     order: Pair,
     segments: Pair,
+    mask: jax.Array | None,
     has_bias: bool,
     has_data: bool,
 ) -> tuple[Settings, TokenAttributes, TokenAttributes]:
     """The settings with the masks that these arguments make, and the attributes of queries and of keys."""
-    order = _parse_pair("order", order, query, key)
+    order = parse_pair("order", order, query, key)
     is_ordered = order[0] is not None
     if is_ordered:
         require(settings.causal, "causal must be True if query_order and key_order are given, got False")
         settings = settings._replace(causal=False)
-    positions = _parse_pair("positions", positions, query, key)
+    positions = parse_pair("positions", positions, query, key)
     are_counted = positions[0] is None
     if are_counted:
         positions = _count_tokens(query, key, needed=settings.masked or has_bias)
-    segments = _parse_pair("segments", segments, query, key)
+    segments = parse_pair("segments", segments, query, key)
     has_segments = segments[0] is not None
-    may_return = are_counted or is_ordered or has_segments or has_data
+    masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
+    may_return = are_counted or is_ordered or has_segments or has_data or masks_by_query
     if not may_return and (settings.causal or settings.window[1] is not None):
-        reject_returning_positions(*positions, settings.window[0], settings.causal)
+        remedy = "query_segments and key_segments for documents and padding (ones, if all may see each other), a mask"
+        if settings.causal:
+            remedy += ", slots as query_order and key_order, or positions as orders for streams that share their time"
+        reject_returning_positions(*positions, settings.window[0], "key_positions", remedy)
     attributes = (_flatten_batch(pair, query.shape[:-3]) for pair in (positions, segments, order))
     query_tokens, key_tokens = map(TokenAttributes, *attributes)
-    skips = settings.masked or is_ordered or has_segments
+    skips = settings.masked or is_ordered or has_segments or mask is not None
     return settings._replace(skips=skips), query_tokens, key_tokens
 
 
-def _parse_pair(attribute: str, pair: Pair, query: jax.Array, key: jax.Array) -> Pair:
+def parse_pair(attribute: str, pair: Pair, query: jax.Array, key: jax.Array) -> Pair:
     """An attribute of queries and of keys, whose shapes broadcast to (..., length); None stays None for both."""
     if all(x is None for x in pair):
         return pair
@@ -145,8 +174,10 @@ def _count_tokens(query: jax.Array, key: jax.Array, needed: bool) -> Pair:
     return checks.counted("query", n), checks.counted("key", m)
 
 
-def reject_returning_positions(queries: Any, keys: Any, left: int | None, causal: bool) -> None:
+def reject_returning_positions(queries: Any, keys: Any, left: int | None, name: str, remedy: str) -> None:
     """Raises if a query may see a position at two places of a row of keys with another between, as in packed rows.
+
+    `left` is how far before its position a query sees keys. The error names the argument and what to pass instead.
 
     Slots at the greatest int32 are empty. On an accelerator, positions of queries beside more keys are not read: each
     decode step would wait for the device.
@@ -170,12 +201,8 @@ def reject_returning_positions(queries: Any, keys: Any, left: int | None, causal
         remainders[positions & (size - 1)] = True
         if np.count_nonzero(remainders) < positions.size:  # two are equal, which they never are of dense positions
             values, counts = np.unique(positions, return_counts=True)
-            message = (
-                "key_positions must not return to a position after another, got {} twice in a row of keys: pass "
-                "query_segments and key_segments for documents and padding (ones, if all may see each other){}"
-            )
-            orders = "slots as query_order and key_order, or the positions as orders for streams that share their time"
-            require((counts == 1).all(), message, *values[counts > 1][:1], f", {orders}" if causal else "")
+            message = "{} must not return to a position after another, got {} twice in a row of keys: pass {}"
+            require((counts == 1).all(), message, name, *values[counts > 1][:1], remedy)
 
 
 def _is_on_host(x: Any) -> bool:

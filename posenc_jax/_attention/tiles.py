@@ -49,6 +49,7 @@ class TokenAttributes(NamedTuple):
     segments: jax.Array | None = None
     order: jax.Array | None = None  # a query sees no key of a later order
     is_token: jax.Array | None = None  # for keys: False in the padding of the last block, None without padding
+    block: jax.Array | None = None  # of one block: its index, if there is a mask
 
 
 class Operands(NamedTuple):
@@ -60,6 +61,7 @@ class Operands(NamedTuple):
     sinks: Any  # (heads,) or None
     query_tokens: Any  # `TokenAttributes`
     key_tokens: Any
+    mask: Any  # whether queries see keys, (batch or 1, heads or 1, queries or 1, keys or 1), or None
     query_data: tuple[Any, ...]  # data of the queries, which the bias reads, (batch or 1, queries, heads or 1, …)
     key_data: tuple[Any, ...]  # data of the keys, (batch or 1, keys, kv_heads or 1, …)
     arrays: tuple[Any, ...]  # arrays that the bias closes over
@@ -74,6 +76,14 @@ class BiasOperands(NamedTuple):
     key_data: Sequence[Any]
 
 
+class Tile(NamedTuple):
+    """What masks read of one block of queries beside one block of keys."""
+
+    queries: TokenAttributes
+    keys: TokenAttributes
+    mask: Any  # the whole mask, so that derivatives do not store tiles of it
+
+
 # Scores
 
 
@@ -85,36 +95,31 @@ def logits(settings: Settings, q: jax.Array, k: jax.Array) -> jax.Array:
 def scores(
     settings: Settings,
     logits: Any,
-    q_tokens: TokenAttributes,
-    k_tokens: TokenAttributes,
+    tile: Tile,
     operands: BiasOperands,
 ) -> jax.Array:
     """The scores with their cap and bias, −∞ where a query does not see a key."""
     if settings.soft_cap is not None:
         logits = settings.soft_cap * jnp.tanh(logits / settings.soft_cap)
-    result, seen = _biased(settings, logits, q_tokens, k_tokens, operands), _seen(settings, q_tokens, k_tokens)
-    if seen is None:
-        return result
-    return jnp.where(seen[..., None, None, :, :] if seen.ndim == 3 else align(seen, 5), result, -jnp.inf)
+    result, seen = _biased(settings, logits, tile, operands), _seen(settings, tile, *logits.shape[1:])
+    return result if seen is None else jnp.where(seen, result, -jnp.inf)
 
 
-def _biased(
-    settings: Settings,
-    scores: Any,
-    q_tokens: TokenAttributes,
-    k_tokens: TokenAttributes,
-    operands: BiasOperands,
-) -> jax.Array:
+def _biased(settings: Settings, scores: Any, tile: Tile, operands: BiasOperands) -> jax.Array:
     """Adds the bias of the tile to its scores."""
     if settings.bias is None:
         return scores
     kv_heads, group = scores.shape[1:3]
     data = *operands.query_data, *(by_query_heads(x, group) for x in operands.key_data)
-    positions = q_tokens.positions, k_tokens.positions
+    positions = tile.queries.positions, tile.keys.positions
     (bias,) = map(jnp.asarray, eval_jaxpr(settings.bias, operands.arrays, *positions, *data))
-    batch, heads, *tile = align(bias, 4).shape
-    heads = (kv_heads, group) if heads > 1 else (1, 1)
-    return scores + bias.reshape(batch, *heads, *tile).astype(scores.dtype)
+    return scores + _split_heads(bias, kv_heads, group).astype(scores.dtype)
+
+
+def _split_heads(x: jax.Array, kv_heads: int, group: int) -> jax.Array:
+    """A tile (batch, heads, queries, keys), or fewer axes, as (batch, kv_heads, group, queries, keys)."""
+    batch, heads, *tile = align(x, 4).shape
+    return x.reshape(batch, *((kv_heads, group) if heads > 1 else (1, 1)), *tile)
 
 
 def by_query_heads(x: jax.Array, group: int) -> jax.Array:
@@ -125,9 +130,12 @@ def by_query_heads(x: jax.Array, group: int) -> jax.Array:
     return jnp.broadcast_to(x[:, :, :, None], shape).reshape(*x.shape[:2], x.shape[2] * group, *x.shape[3:])
 
 
-def _seen(settings: Settings, q_tokens: TokenAttributes, k_tokens: TokenAttributes) -> jax.Array | None:
-    """Whether a query sees a key, (queries, keys) or (batch or 1, queries, keys); None if nothing is masked."""
-    masks = []
+def _seen(settings: Settings, tile: Tile, *sizes: int) -> jax.Array | None:
+    """Whether a query sees a key, at the rank of the scores; None if nothing is masked.
+
+    `sizes` are those of the scores without their batch: (kv_heads, group, queries, keys).
+    """
+    masks, (q_tokens, k_tokens, mask) = [], tile
     if settings.masked:
         distance, after = difference(q_tokens.positions[..., :, None], k_tokens.positions[..., None, :])
         masks += _masks_by_distance(settings, distance, after)
@@ -137,8 +145,24 @@ def _seen(settings: Settings, q_tokens: TokenAttributes, k_tokens: TokenAttribut
         masks.append(q_tokens.segments[..., :, None] == k_tokens.segments[..., None, :])
     if k_tokens.is_token is not None:
         masks.append(k_tokens.is_token[None, :])
-    ndim = max((x.ndim for x in masks), default=0)
-    return functools.reduce(jnp.logical_and, (align(x, ndim) for x in masks)) if masks else None
+    masks = [x[..., None, None, :, :] if x.ndim == 3 else align(x, 5) for x in masks]
+    if mask is not None:
+        masks.append(_split_heads(_cut_mask(tile, *sizes[2:]), *sizes[:2]))
+    return functools.reduce(jnp.logical_and, masks) if masks else None
+
+
+def _cut_mask(tile: Tile, queries: int, keys: int) -> jax.Array:
+    """The tile of a mask. In the padding of the last block it is that of any tokens."""
+    x = tile.mask
+    for axis, size, tokens in (2, queries, tile.queries), (3, keys, tile.keys):
+        length = x.shape[axis]
+        if length == 1:  # the same for all tokens
+            continue
+        start = tokens.block * np.int32(size)
+        x = lax.dynamic_slice_in_dim(x, start, size, axis)  # the last block starts where a whole one still fits,
+        if length % size:  # so its tokens move to where they are in the block
+            x = jnp.roll(x, jnp.minimum(0, length - size - start), axis)
+    return x
 
 
 def _masks_by_distance(settings: Settings, distance: jax.Array, after: jax.Array) -> list[jax.Array]:
@@ -153,32 +177,20 @@ def _masks_by_distance(settings: Settings, distance: jax.Array, after: jax.Array
     return masks
 
 
-def visit_or_skip(
-    settings: Settings,
-    q_tokens: TokenAttributes,
-    k_tokens: TokenAttributes,
-    visit: Callable[[], Any],
-    skip: Callable[[], Any],
-) -> Any:
+def visit_or_skip(settings: Settings, tile: Tile, visit: Callable[[], Any], skip: Callable[[], Any]) -> Any:
     """Runs `visit` for a tile, or `skip` if the attributes of its tokens show that no query sees a key."""
-    may_see = _may_see(settings, q_tokens, k_tokens) if settings.skips else None
+    may_see = _may_see(settings, tile) if settings.skips else None
     return visit() if may_see is None else lax.cond(jnp.any(may_see), visit, skip)
 
 
-def recomputed(
-    settings: Settings,
-    q_tokens: TokenAttributes,
-    k_tokens: TokenAttributes,
-    visit: Callable[[], Any],
-    skip: Callable[[], Any],
-) -> Any:
+def recomputed(settings: Settings, tile: Tile, visit: Callable[[], Any], skip: Callable[[], Any]) -> Any:
     """`visit_or_skip` whose derivative computes the tile again instead of storing its scores."""
-    return jax.checkpoint(functools.partial(visit_or_skip, settings, q_tokens, k_tokens, visit, skip))()
+    return jax.checkpoint(functools.partial(visit_or_skip, settings, tile, visit, skip))()
 
 
-def _may_see(settings: Settings, q_tokens: TokenAttributes, k_tokens: TokenAttributes) -> jax.Array | None:
-    """Whether a query may see a key, by the least and the greatest of each attribute; None if any query may."""
-    rules = []
+def _may_see(settings: Settings, tile: Tile) -> jax.Array | None:
+    """Whether a query may see a key, by the mask and the extremes of each attribute; None if any query may."""
+    rules, (q_tokens, k_tokens, mask) = [], tile
     if settings.masked:
         (q_low, q_high), (k_low, k_high) = map(_extremes, (q_tokens.positions, k_tokens.positions))
         # If all keys are after all queries, or before them, the nearest two decide.
@@ -189,6 +201,8 @@ def _may_see(settings: Settings, q_tokens: TokenAttributes, k_tokens: TokenAttri
     if q_tokens.segments is not None and k_tokens.segments is not None:
         (q_low, q_high), (k_low, k_high) = map(_extremes, (q_tokens.segments, k_tokens.segments))
         rules.append((q_low <= k_high) & (k_low <= q_high))
+    if mask is not None:
+        rules.append(jnp.any(_cut_mask(tile, q_tokens.positions.shape[-1], k_tokens.positions.shape[-1]), (1, 2, 3)))
     return functools.reduce(jnp.logical_and, rules) if rules else None
 
 
@@ -227,6 +241,10 @@ def blocks(settings: Settings, x: Operands) -> tuple[Any, Any]:
     if length != math.prod(grid(settings.block_size, length)):  # for queries, `join` drops the padding
         k_tokens = k_tokens._replace(is_token=jnp.ones(length, bool))
     q_tokens, k_tokens = jax.tree.map(functools.partial(_cut_attribute, settings), (q_tokens, k_tokens))
+    if x.mask is not None:
+        q_tokens, k_tokens = (
+            tokens._replace(block=jnp.arange(len(tokens.positions), dtype=jnp.int32)) for tokens in (q_tokens, k_tokens)
+        )
     queries, keys = cut_operands(settings, x, x.key.shape[2])
     return (*queries, q_tokens), (*keys, k_tokens)
 

@@ -7,140 +7,182 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from posenc_jax._flax import masks
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._frequencies.frequencies import Frequencies
-from posenc_jax._frequencies.parser import parse_positions, parse_static
+from posenc_jax._frequencies.parser import parse_coordinates, parse_static
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
 from posenc_jax._jax.checks import Layout, RotatedPart
-from posenc_jax._jax.errors import callback, invalid, require, require_type
+from posenc_jax._jax.errors import callback, describe, invalid, labelled, require, require_type
 from posenc_jax._rotary.parser import parse_pope, parse_rotary
 from posenc_jax._rotary.pope import polar_vectors
 from posenc_jax._rotary.rotary import rotate_vectors
 from posenc_jax._rotary.rotation import RotationSettings
 
+Rotation = Callable[..., tuple[jax.Array, jax.Array]]  # of query, key and the positions of each
+PositionKind = Literal["input", "index"]
 Biases = tuple[Callable[..., Any] | None, Callable[..., Any] | None]  # of positions; of positions and content
 # Options of `attention` that the attention_fn sets, so that they cannot be bound.
 _RESERVED = {f"{side}_{what}" for side in ("query", "key") for what in ("data", "positions", "order", "segments")}
-_RESERVED |= {"bias", "return_residual"}
+_RESERVED |= {"bias", "mask", "return_residual"}
 # Options of Flax's function that change nothing in `attention`.
 _IGNORED = ("dropout_rng", "broadcast_dropout", "force_fp32_for_softmax")
 
 
 @dataclasses.dataclass(frozen=True)
 class PositionalSettings:
-    """All settings but the biases: hashable, without arrays, so that layers with equal settings compile once."""
+    """All settings but functions: hashable, without arrays, so that layers with equal settings compile once."""
 
-    frequencies: Frequencies
+    frequencies: Frequencies | None  # of a rotation or of PoPE; None if a function rotates, or nothing does
     layout: Layout
     part: RotatedPart
-    polar: bool = False  # PoPE instead of a rotation
-
-    def __post_init__(self) -> None:
-        """Checks the settings."""
-        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
-        checks.layout("layout", self.layout)
-        checks.part("part", self.part)
+    polar: bool  # PoPE instead of a rotation
+    num_axes: int  # of a position
+    bias_positions: PositionKind
 
     @classmethod
-    def parse(cls, frequencies: Any, layout: Any, part: Any, pope: Any) -> PositionalSettings:
-        """The settings of a rotation, or of `frequencies` if that is a module of the class `pope`."""
-        if not isinstance(frequencies, pope):
-            return cls(frequencies, layout, part)
-        message = "layout and part must be left out with PoPE, which has its own, got {!r} and {!r}"
-        require((layout, part) == ("half", "first"), message, layout, part)
-        module: Any = frequencies
-        require(module.head_axis == -2, "frequencies must be PoPE with head_axis -2, got {}", module.head_axis)
-        return cls(module.frequencies, module.layout, part, polar=True)
-
-    def parse_biases(self, bias: Any, content_bias: Any) -> Biases:
-        """Returns both functions, or raises if these settings do not allow them."""
-        biased, axes = bias is not None or content_bias is not None, self.frequencies.num_axes
-        message = "bias or content_bias must be given with frequencies of width 0, got None"
-        require(biased or self.frequencies.dim, message)
-        functions = {"bias": (bias, "positions"), "content_bias": (content_bias, "positions, query and key")}
-        for name, (function, arguments) in functions.items():
-            if function is not None:
-                require_type(callable(function), name, f"a function of {arguments}", function)
-                require(axes == 1, "{} must be None with frequencies of {} axes: it has positions of one", name, axes)
-        return bias, content_bias
+    def parse(
+        cls, rotation: Any, layout: Any, part: Any, num_axes: Any, bias_positions: Any, pope: Any
+    ) -> tuple[PositionalSettings, Any]:
+        """The settings, and what they do not hold: a module of the class `pope`, or a function that rotates."""
+        default_layout = (checks.layout("layout", layout), checks.part("part", part)) == ("half", "first")
+        frequencies, module = None, None
+        if isinstance(rotation, pope):
+            module, frequencies = rotation, rotation.frequencies
+            require(module.head_axis == -2, "rotation must be PoPE with head_axis -2, got {}", module.head_axis)
+        elif isinstance(rotation, (Frequencies, int, np.integer)) and not isinstance(rotation, bool):
+            with labelled("rotation"):
+                frequencies = parse_static(rotation, even=True)
+        else:
+            expected = "a width, Frequencies, PoPE, a function of query, key and the positions of each, or None"
+            require_type(rotation is None or callable(rotation), "rotation", expected, rotation)
+            module = rotation
+        message = "layout and part must be left out unless rotation is a width or Frequencies, got {!r} and {!r}"
+        require(default_layout or module is None and frequencies is not None, message, layout, part)
+        axes = 1 if frequencies is None else frequencies.num_axes
+        if num_axes is not None:
+            given = checks.positive_int("num_axes", num_axes)
+            message = "num_axes must be that of the frequencies, {}, or None, got {}"
+            require(frequencies is None or given == axes, message, axes, given)
+            axes = given
+        checks.one_of("bias_positions", bias_positions, get_args(PositionKind))
+        polar = module is not None and frequencies is not None
+        layout = module.layout if polar else layout
+        return cls(frequencies, layout, part, polar, axes, bias_positions), module
 
     def attend(
         self,
         attention_fn: Callable[..., jax.Array],
         attention: Callable[..., jax.Array] | None,
+        rotation: jax.Array | Rotation | None,
         biases: Biases,
         query: jax.Array,
         key: jax.Array,
         value: jax.Array,
         bias: ArrayLike | None = None,
+        mask: Any = None,
         *args: Any,
         input_positions: ArrayLike | None = None,
         key_positions: ArrayLike | None = None,
-        phase: jax.Array | None = None,
         **kwargs: Any,
     ) -> jax.Array:
         """Calls `attention_fn` with query (..., queries, heads, head_dim) and key rotated, and all biases summed.
 
-        With `attention`, calls that instead, with a function that gives the biases of a tile. `phase` is that of PoPE.
+        With `attention`, calls that instead, with a function that gives the biases of a tile. `rotation` is the phase
+        of PoPE, or the function that rotates.
         """
         query, key, value = map(unwrap_array, (query, key, value))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
+        mask, is_causal = masks.parse(mask, query, key), kwargs.get("is_causal")
         if keys is None and queries is not None:
-            _require_cache(query, key, queries, args[0] if args else kwargs.get("mask"), kwargs.get("is_causal"))
+            masks.require_cache(query, key, queries, mask, is_causal)
+        elif self.num_axes == 1 and _are_integers(queries, keys):
+            masks.require_apart(attention, queries, keys, mask, is_causal)
         if attention is not None:
-            options = _parse_options(attention_fn, query, key, value, bias, *args, **kwargs)
+            options = _parse_options(attention_fn, query, key, value, bias, None, *args, **kwargs)
+            options |= masks.options(mask, query.ndim)
             options |= self._tile_options(biases, query, key, queries, keys, options.get("causal", False))
             if self.polar and "scale" not in getattr(attention, "keywords", ()):
                 options["scale"] = query.shape[-1] ** -0.5
-            return attention(*self._encode(query, key, queries, keys, phase), value, **options)
-        encoded = self._encode(query, key, queries, keys, phase, math.sqrt(2))  # Flax divides by √(2d) with PoPE
+            return attention(*self._encode(query, key, queries, keys, rotation), value, **options)
+        encoded = self._encode(query, key, queries, keys, rotation, math.sqrt(2))  # Flax divides by √(2d) with PoPE
+        arguments = masks.for_flax(mask), *args
         if any(function is not None for function in biases):
-            bias = _add_biases(bias, biases, query, key, queries, keys)
+            bias = _add_biases(bias, biases, query, key, *self._bias_positions(query, key, queries, keys))
             with jax.numpy_dtype_promotion("standard"):  # 16-bit scores plus a float32 bias are float32
-                return attention_fn(*encoded, value, bias, *args, **kwargs)
-        return attention_fn(*encoded, value, bias, *args, **kwargs)
+                return attention_fn(*encoded, value, bias, *arguments, **kwargs)
+        return attention_fn(*encoded, value, bias, *arguments, **kwargs)
+
+    def _bias_positions(self, query: Any, key: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
+        """The positions of queries and keys that the biases read."""
+        by_index = self.bias_positions == "index"
+        queries = checks.counted("query", query.shape[-3]) if by_index or queries is None else queries
+        return queries, checks.counted("key", key.shape[-3]) if by_index or keys is None else keys
 
     def _tile_options(
         self, biases: Biases, query: Any, key: Any, queries: Any, keys: Any, causal: bool
     ) -> dict[str, Any]:
         """The biases, positions and orders of queries and keys, as options of `posenc_jax.attention`."""
-        lengths = {"query": query.shape[-3], "key": key.shape[-3]}
         options: dict[str, Any] = {}
-        if any(function is not None for function in biases):
-            options["bias"] = functools.partial(_tile_bias, biases)
-        if biases[1] is not None:
-            options |= {"query_data": query, "key_data": key}
-        if queries is None:
-            return options
-        if self.frequencies.num_axes == 1:
-            options |= {"query_positions": queries}
-            options |= {"key_positions": checks.counted("key", lengths["key"]) if keys is None else keys}
+        indices = checks.counted("query", query.shape[-3]), checks.counted("key", key.shape[-3])
+        masks_by_input = self.num_axes == 1 and _are_integers(queries)
+        if queries is not None:
+            positions = (queries, indices[1] if keys is None else keys) if masks_by_input else indices
+            options |= dict(zip(("query_positions", "key_positions"), positions, strict=True))
         if causal:  # Flax's causal mask compares indices, not positions
-            options |= {f"{side}_order": checks.counted(side, n) for side, n in lengths.items()}
-        return options
+            options |= dict(zip(("query_order", "key_order"), indices, strict=True))
+        if all(function is None for function in biases):
+            return options
+        data: dict[str, tuple[Any, Any]] = {} if biases[1] is None else {"content": (query, key)}
+        biased_by_input = self.bias_positions == "input"
+        if queries is not None and biased_by_input != masks_by_input:
+            positions = self._bias_positions(query, key, queries, keys)
+            has_coordinates = biased_by_input and self.num_axes > 1
+            data["positions"] = tuple(_as_data(x, query.ndim, has_coordinates) for x in positions)
+        if data:
+            options |= {f"{side}_data": {n: x[i] for n, x in data.items()} for i, side in enumerate(("query", "key"))}
+        return options | {"bias": functools.partial(_tile_bias, biases)}
 
     def _encode(
-        self, query: Any, key: Any, queries: Any, keys: Any, phase: jax.Array | None, factor: float = 1.0
+        self, query: Any, key: Any, queries: Any, keys: Any, rotation: Any, factor: float = 1.0
     ) -> tuple[Any, Any]:
         """Query and key at their positions: rotated, or by PoPE, where the query is multiplied by the factor."""
+        if self.frequencies is None:
+            return (query, key) if rotation is None else self._rotate_by_function(rotation, query, key, queries, keys)
         if not self.frequencies.dim:
             return query, key
-        if queries is None and self.frequencies.num_axes == query.shape[-3] == 1:
+        if queries is None and self.num_axes == query.shape[-3] == 1:
             queries = keys = np.zeros(1, np.int32)  # any position gives the same score: there is one key
         keys_name = "input_positions" if keys is queries else "key_positions"
         if self.polar:
             query = self._pope("query", query, "input_positions", queries, None, factor)
-            return query, self._pope("key", key, keys_name, keys, phase)
+            return query, self._pope("key", key, keys_name, keys, rotation)
         query = self._rotate("query", query, "input_positions", queries)
         return query, self._rotate("key", key, keys_name, keys)
+
+    def _rotate_by_function(
+        self, rotation: Rotation, query: Any, key: Any, queries: Any, keys: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """What the function returns for query and key, which must keep their shapes and dtypes."""
+        queries = checks.counted("query", query.shape[-3]) if queries is None else queries
+        keys = checks.counted("key", key.shape[-3]) if keys is None else keys
+        with callback():
+            rotated = rotation(query, key, queries, keys)
+        expected = f"query and key as {describe(query)} and {describe(key)}"
+        is_pair = isinstance(rotated, (tuple, list)) and len(rotated) == 2
+        require_type(is_pair, "what rotation returns", expected, rotated)
+        types = [(getattr(x, "shape", None), getattr(x, "dtype", None)) for x in (*rotated, query, key)]
+        got = " and ".join(map(describe, rotated))
+        require(types[:2] == types[2:], "rotation must return {}, got {}", expected, got)
+        return rotated[0], rotated[1]
 
     def _rotate(self, name: str, x: Any, positions_name: str, positions: Any) -> jax.Array:
         """`rotary` of the query or the key, which errors call `name`."""
@@ -166,6 +208,8 @@ class PositionalSettings:
         queries, keys = (checks.floats(n, x, axes).shape[-3] for n, x in (("query", query), ("key", key)))
         differ = f"where queries and keys differ in number, {queries} and {keys}"
         if input_positions is None:
+            axes = self.num_axes
+            require(axes == 1, "input_positions must be given for positions of {} coordinates, got None", axes)
             require(key_positions is None, "input_positions must be given with key_positions, got None")
             require(queries == keys, "input_positions must be given {}, got None", differ)
             return None, None
@@ -176,32 +220,17 @@ class PositionalSettings:
 
     def _parse_each(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
         """Positions, one per token: a single one would give all tokens the same position."""
-        frequencies = self.frequencies
-        coordinates = parse_positions(name, positions, frequencies)
+        coordinates = parse_coordinates(name, checks.array(name, positions), self.num_axes)
         leading, length = coordinates.shape[:-1], x.shape[-3]
         shape = leading or (1,)
         require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, leading)
         checks.broadcastable(name, shape, f"{side} without heads", x.shape[:-2])
-        return coordinates.reshape(shape if frequencies.num_axes == 1 else (*shape, frequencies.num_axes))
+        return coordinates.reshape(shape if self.num_axes == 1 else (*shape, self.num_axes))
 
 
-def _require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_causal: Any) -> None:
-    """Raises unless the keys may be Flax's cache: a step has one query, at the same slot in all rows, and a mask.
-
-    With several queries, without a mask or with per-row positions, the keys are not a cache: their positions are
-    unknown.
-    """
-    sizes = query.shape[-3], key.shape[-3]
-    if sizes[0] != 1 or mask is None:
-        differ = "where queries and keys differ in number, {} and {}".format(*sizes)
-        raise invalid(f"key_positions must be given {differ} (Flax's cache has one query and a mask), got None")
-    other = "if the keys are Flax's cache (for others, give key_positions)"
-    require(
-        positions.size == 1, "input_positions must be one slot for all rows {}, got shape {}", other, positions.shape
-    )
-    require(
-        not is_causal, "is_causal must be False with one query, from which it hides all keys but the first, got True"
-    )
+def _are_integers(*positions: Any) -> bool:
+    """Whether all are arrays of integers."""
+    return all(x is not None and jnp.issubdtype(x.dtype, jnp.integer) for x in positions)
 
 
 def _add_biases(
@@ -209,8 +238,6 @@ def _add_biases(
 ) -> ArrayLike | None:
     """The sum of `bias` and of what the functions `biases` return, (..., heads, queries, keys)."""
     shape = query.shape[-2], query.shape[-3], key.shape[-3]
-    queries = checks.counted("query", shape[1]) if queries is None else queries
-    keys = checks.counted("key", shape[2]) if keys is None else keys
     arguments = {"bias": (queries, keys), "content_bias": (queries, keys, query, key)}
     for (name, inputs), function in zip(arguments.items(), biases, strict=True):
         if function is None:
@@ -231,14 +258,18 @@ def _sum(values: jax.Array, bias: jax.Array) -> jax.Array:
     return values.astype(dtype) + align(bias, values.ndim).astype(dtype)
 
 
-def parse_attention(attention: Any) -> Callable[..., jax.Array] | None:
-    """Returns the function, or raises if it cannot be called or binds options that the attention_fn sets."""
-    if attention is None:
-        return None
-    require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
-    bound = sorted(_RESERVED & {*getattr(attention, "keywords", ())})
-    require(not bound, "attention must not bind {}: the attention_fn gives it", ", ".join(bound))
-    return attention
+def parse_functions(settings: PositionalSettings, module: Any, bias: Any, content_bias: Any, attention: Any) -> None:
+    """Raises unless the functions of an attention_fn can be called, and there is anything for it to do."""
+    functions = {"bias": (bias, "positions"), "content_bias": (content_bias, "positions, query and key")}
+    for name, (function, arguments) in functions.items():
+        require_type(function is None or callable(function), name, f"a function of {arguments}", function)
+    if attention is not None:
+        require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
+        bound = sorted(_RESERVED & {*getattr(attention, "keywords", ())})
+        require(not bound, "attention must not bind {}: the attention_fn gives it", ", ".join(bound))
+    rotates = module is not None or settings.frequencies is not None and settings.frequencies.dim
+    given = rotates or any(function is not None for function in (bias, content_bias, attention))
+    require(given, "rotation, bias, content_bias or attention must be given, got none")
 
 
 def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any = False, **kwargs: Any) -> dict:
@@ -254,22 +285,23 @@ def _parse_options(attention_fn: Callable[..., Any], *args: Any, is_causal: Any 
         del options["dropout_rate"]
     if "dtype" in options and options["dtype"] == query.dtype:  # to NumPy, float64 is equal to None
         del options["dtype"]
-    mask = options.pop("mask", None)
     for name, x in options.items():
         expected = f"{defaults[name]} with attention (Flax's own attention takes it)"
         raise invalid(f"{name} must be {expected}, got {getattr(x, 'shape', x)}")
-    result: dict[str, Any] = {"causal": True} if checks.flag("is_causal", is_causal) else {}
-    if mask is not None:  # the same for all queries, so it hides keys as another segment does
-        mask, keys = jnp.asarray(mask), key.shape[-3]
-        fits = mask.ndim >= 3 and mask.shape[-3:] == (1, 1, keys)
-        message = "mask must be one for all heads and queries with attention, (..., 1, 1, {}), got shape {}; {}"
-        require(fits, message, keys, mask.shape, "bind causal=True or a window to attention")
-        segments = mask.astype(bool).astype(jnp.int32).reshape(*mask.shape[:-3], keys)
-        result |= {"query_segments": jnp.ones(query.shape[-3], jnp.int32), "key_segments": segments}
-    return result
+    return {"causal": True} if checks.flag("is_causal", is_causal) else {}
 
 
-def _tile_bias(biases: Biases, i: Any, j: Any, *data: Any) -> jax.Array:
+def _as_data(positions: Any, ndim: int, has_coordinates: bool) -> jax.Array:
+    """Positions (..., length), or coordinates, as data of a query with `ndim` axes, (..., length, 1) or more."""
+    positions = jnp.expand_dims(positions, -1 - has_coordinates)
+    return align(positions, ndim - 1 + has_coordinates)
+
+
+def _tile_bias(biases: Biases, i: Any, j: Any, query_data: Any = None, key_data: Any = None) -> jax.Array:
     """The sum of the biases of a tile of scores."""
-    terms = [f(i, j, *extra) for f, extra in zip(biases, ((), data), strict=True) if f is not None]
+    query_data, key_data = query_data or {}, key_data or {}
+    if "positions" in query_data:  # without their axis of heads
+        i, j = query_data["positions"][:, :, 0], key_data["positions"][:, :, 0]
+    content = (query_data["content"], key_data["content"]) if "content" in query_data else ()
+    terms = [f(i, j, *extra) for f, extra in zip(biases, ((), content), strict=True) if f is not None]
     return terms[0] if len(terms) == 1 else _sum(*sorted(terms, key=jnp.ndim, reverse=True))

@@ -1,5 +1,6 @@
 """Flax Linen modules: the same settings as in `posenc_jax.nnx`, and the same numbers."""
 
+from posenc_jax._flax.masks import SegmentMask
 from posenc_jax.linen._attention import positional_attention
 from posenc_jax.linen._biases import FIRE, KERPLE, ALiBi, ContentBias, RelativePositionBias, T5Bias
 from posenc_jax.linen._encodings import (
@@ -21,6 +22,7 @@ __all__ = [
     "PoPE",
     "RelativePositionBias",
     "RotaryEncoding",
+    "SegmentMask",
     "SinusoidalEncoding",
     "T5Bias",
     "TimestepEmbedding",

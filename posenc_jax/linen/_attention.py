@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from posenc_jax._flax.attention import PositionalSettings, parse_attention
+from posenc_jax._flax.attention import PositionalSettings, PositionKind, Rotation, parse_functions
 from posenc_jax._flax.calls import bounded_phase
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax.checks import Layout, RotatedPart
@@ -23,7 +23,7 @@ class PositionalAttention(nn.Module):
     """An attention_fn, made by `positional_attention`. Modules with parameters are submodules of it."""
 
     settings: PositionalSettings
-    pope: PoPE | None
+    rotation: PoPE | Rotation | None
     bias: Callable[..., jax.Array] | None
     content_bias: Callable[..., jax.Array] | None
     attention: Callable[..., jax.Array] | None
@@ -42,12 +42,11 @@ class PositionalAttention(nn.Module):
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nn.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
         biases = self.bias, self.content_bias
-        if self.pope is not None:
-            kwargs |= {"phase": bounded_phase(self.pope.delta)}
+        rotation: Any = bounded_phase(self.rotation.delta) if self.settings.polar else self.rotation  # type: ignore
         if self.attention is not None:
             biases = tuple(map(_without_scope, biases, ((), (query, key))))
         return self.settings.attend(
-            nn.dot_product_attention, self.attention, biases, query, key, value, *args, **kwargs
+            nn.dot_product_attention, self.attention, rotation, biases, query, key, value, *args, **kwargs
         )
 
 
@@ -64,13 +63,15 @@ def _without_scope(bias: Any, data: tuple[Any, ...]) -> Any:
 
 @public
 def positional_attention(
-    frequencies: Frequencies | int | PoPE,
     *,
+    rotation: Frequencies | int | PoPE | Rotation | None = None,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
     attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: RotatedPart = "first",
+    num_axes: int | None = None,
+    bias_positions: PositionKind = "input",
 ) -> PositionalAttention:
     r"""An `attention_fn` for `nn.MultiHeadDotProductAttention`: any rotary embedding and any biases.
 
@@ -83,7 +84,7 @@ def positional_attention(
       >>> import jax, jax.numpy as jnp
       >>> from flax import linen as nn
       >>> from posenc_jax.linen import ALiBi, T5Bias, positional_attention
-      >>> attend = positional_attention(0, bias=T5Bias(2))
+      >>> attend = positional_attention(bias=T5Bias(2))
       >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
       >>> x = jnp.ones((1, 5, 16), jnp.float32)
       >>> layer.init(jax.random.key(0), x)["params"]["attention_fn"]["bias"]["embedding"].shape
@@ -91,7 +92,7 @@ def positional_attention(
 
       Positions are bound to the attention_fn:
 
-      >>> attend = positional_attention(8, bias=ALiBi(2))
+      >>> attend = positional_attention(rotation=8, bias=ALiBi(2))
       >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
       >>> variables = layer.init(jax.random.key(0), x)
       >>> bound = functools.partial(attend, input_positions=jnp.arange(1000, 1005))
@@ -100,33 +101,36 @@ def positional_attention(
       True
 
     Args:
-      frequencies: the width that rotates, even and at most head_dim, or `Frequencies` of that width. 0: no rotation. Or
-        `PoPE` with head_axis -2, which replaces the rotation.
+      rotation: what rotates queries and keys: a width, even and at most head_dim, or `Frequencies` of that width;
+        `PoPE` with head_axis -2; or a function of (query, key, query_positions, key_positions) that returns query and
+        key with their shapes and dtypes. None: nothing.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
         of `posenc_jax.linen` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own.
       attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
         `posenc_jax.attention`, with options bound by `functools.partial`, in memory linear in the length.
-      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
-      part: as for `posenc_jax.rotary`.
+      layout: as for `posenc_jax.rotary`, for a width or `Frequencies`.
+      part: likewise.
+      num_axes: the number of coordinates of a position; None for that of the frequencies, or 1.
+      bias_positions: the positions that biases get: "input" for those of the call, "index" for 0, 1, 2, ….
 
     Returns:
       The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings. Its
-      variables are under "attention_fn" and then "bias", "content_bias" or "pope".
+      variables are under "attention_fn" and then "rotation", "bias" or "content_bias".
 
     Raises:
-      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
-      ValueError: if a setting is unknown, the width is 0 and there is no bias, there is a bias and positions have
-        several axes, or attention binds an argument of the attention_fn. When called: if positions are missing or not
-        one per token, a bias has another shape, or attention cannot take an argument.
+      TypeError: if rotation, bias, content_bias or attention is of the wrong type.
+      ValueError: if a setting is unknown, nothing is given, or attention binds an argument of the attention_fn. When
+        called: if positions are missing or not one per token, if concrete ones restart under a causal mask alone, if a
+        function returns another shape, or if attention cannot take an argument.
 
     Notes:
-      The attention_fn takes the arguments of `nn.dot_product_attention`, whose bias is added to these, and two more,
-      with one position for each query or key; bind them with `functools.partial`. `input_positions` are for the inputs,
-      queries and keys alike. `key_positions` are for other keys, as in cross-attention. With neither, both count from
-      zero. If queries and keys differ in number, give both, except in a step of a layer with `decode=True`, whose keys
-      are Flax's cache.
+      The attention_fn takes the arguments of `nn.dot_product_attention`, whose bias is added to these, a `SegmentMask`
+      as mask, and one position for each query or key; bind these with `functools.partial`. `input_positions` are for
+      the inputs, queries and keys alike. `key_positions` are for other keys, as in cross-attention. With neither, both
+      count from zero. If queries and keys differ in number, give both, except in a step of a layer with `decode=True`,
+      whose keys are Flax's cache.
 
       content_bias gets query and key, (..., seq, heads, head_dim), neither rotated nor scaled. Its result is not scaled
       either.
@@ -140,6 +144,6 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings.parse(frequencies, layout, part, PoPE)
-    pope = frequencies if isinstance(frequencies, PoPE) else None
-    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))
+    settings, module = PositionalSettings.parse(rotation, layout, part, num_axes, bias_positions, PoPE)
+    parse_functions(settings, module, bias, content_bias, attention)
+    return PositionalAttention(settings, module, bias, content_bias, attention)

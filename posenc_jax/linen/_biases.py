@@ -333,7 +333,7 @@ class ContentBias(nn.Module):
       >>> from flax import linen as nn
       >>> from posenc_jax.linen import ContentBias, positional_attention
       >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest")
-      >>> attend = positional_attention(0, content_bias=shaw)
+      >>> attend = positional_attention(content_bias=shaw)
       >>> layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
       >>> x = jnp.ones((1, 50, 16), jnp.float32)
       >>> variables = layer.init(jax.random.key(0), x)

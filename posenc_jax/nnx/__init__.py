@@ -1,5 +1,6 @@
 """Flax NNX modules: each holds settings and parameters, and calls one function of the library."""
 
+from posenc_jax._flax.masks import SegmentMask
 from posenc_jax.nnx._attention import positional_attention
 from posenc_jax.nnx._biases import FIRE, KERPLE, ALiBi, ContentBias, RelativePositionBias, T5Bias
 from posenc_jax.nnx._encodings import (
@@ -21,6 +22,7 @@ __all__ = [
     "PoPE",
     "RelativePositionBias",
     "RotaryEncoding",
+    "SegmentMask",
     "SinusoidalEncoding",
     "T5Bias",
     "TimestepEmbedding",

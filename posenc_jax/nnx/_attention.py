@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax import lax
 
-from posenc_jax._flax.attention import PositionalSettings, parse_attention
+from posenc_jax._flax.attention import PositionalSettings, PositionKind, Rotation, parse_functions
 from posenc_jax._flax.calls import bounded_phase
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax.checks import Layout, RotatedPart
@@ -25,13 +25,13 @@ class PositionalAttention(nnx.Module):
     def __init__(
         self,
         settings: PositionalSettings,
-        pope: PoPE | None,
+        rotation: PoPE | Rotation | None,
         bias: Callable[..., jax.Array] | None,
         content_bias: Callable[..., jax.Array] | None,
         attention: Callable[..., jax.Array] | None,
     ):
         self.settings = settings
-        self.pope = pope
+        self.rotation = rotation
         self.bias = bias
         self.content_bias = content_bias
         self.attention = attention
@@ -40,9 +40,10 @@ class PositionalAttention(nnx.Module):
     def __call__(self, query: jax.Array, key: jax.Array, value: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """`nnx.dot_product_attention`, with `input_positions` and `key_positions` among its arguments."""
         function, biases = nnx.dot_product_attention, (self.bias, self.content_bias)
-        if self.pope is not None:
-            function, kwargs = _with_narrow_values, kwargs | {"phase": bounded_phase(self.pope.phase[...])}
-        return self.settings.attend(function, self.attention, biases, query, key, value, *args, **kwargs)
+        rotation: Any = self.rotation
+        if self.settings.polar:
+            function, rotation = _with_narrow_values, bounded_phase(rotation.phase[...])
+        return self.settings.attend(function, self.attention, rotation, biases, query, key, value, *args, **kwargs)
 
 
 @functools.wraps(nnx.dot_product_attention)
@@ -55,13 +56,15 @@ def _with_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *arg
 
 @public
 def positional_attention(
-    frequencies: Frequencies | int | PoPE,
     *,
+    rotation: Frequencies | int | PoPE | Rotation | None = None,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
     attention: Callable[..., jax.Array] | None = None,
     layout: Layout = "half",
     part: RotatedPart = "first",
+    num_axes: int | None = None,
+    bias_positions: PositionKind = "input",
 ) -> PositionalAttention:
     r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding and any biases.
 
@@ -75,7 +78,7 @@ def positional_attention(
       >>> from posenc_jax.nnx import T5Bias, positional_attention
       >>> rngs = nnx.Rngs(0)
       >>> bias = T5Bias(2, rngs=rngs)
-      >>> attend = positional_attention(8, bias=bias)
+      >>> attend = positional_attention(rotation=8, bias=bias)
       >>> settings = {"decode": False, "attention_fn": attend, "rngs": rngs}
       >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
       >>> layer(jnp.ones((1, 5, 16), jnp.float32)).shape
@@ -86,7 +89,7 @@ def positional_attention(
       >>> import functools
       >>> import posenc_jax as pe
       >>> tiles = functools.partial(pe.attention, window=(127, 0))
-      >>> of_tiles = positional_attention(8, bias=bias, attention=tiles)
+      >>> of_tiles = positional_attention(rotation=8, bias=bias, attention=tiles)
       >>> # batch, seq, heads, head_dim
       >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
       >>> whole = attend(q, k, v, is_causal=True)
@@ -94,30 +97,33 @@ def positional_attention(
       True
 
     Args:
-      frequencies: the width that rotates, even and at most head_dim, or `Frequencies` of that width. 0: no rotation. Or
-        `PoPE` with head_axis -2, which replaces the rotation.
+      rotation: what rotates queries and keys: a width, even and at most head_dim, or `Frequencies` of that width;
+        `PoPE` with head_axis -2; or a function of (query, key, query_positions, key_positions) that returns query and
+        key with their shapes and dtypes. None: nothing.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
         of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own.
       attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
         `posenc_jax.attention`, with options bound by `functools.partial`, in memory linear in the length.
-      layout: as for `posenc_jax.rotary`; `PoPE` has its own.
-      part: as for `posenc_jax.rotary`.
+      layout: as for `posenc_jax.rotary`, for a width or `Frequencies`.
+      part: likewise.
+      num_axes: the number of coordinates of a position; None for that of the frequencies, or 1.
+      bias_positions: the positions that biases get: "input" for those of the call, "index" for 0, 1, 2, ….
 
     Returns:
       The attention_fn, a module whose only parameters are those of the biases and of `PoPE`. They become those of the
       layer; layers that are given the same module share them.
 
     Raises:
-      TypeError: if frequencies is an array, or bias, content_bias or attention cannot be called.
-      ValueError: if a setting is unknown, the width is 0 and there is no bias, there is a bias and positions have
-        several axes, or attention binds an argument of the attention_fn. When called: if positions are missing or not
-        one per token, a bias has another shape, or attention cannot take an argument.
+      TypeError: if rotation, bias, content_bias or attention is of the wrong type.
+      ValueError: if a setting is unknown, nothing is given, or attention binds an argument of the attention_fn. When
+        called: if positions are missing or not one per token, if concrete ones restart under a causal mask alone, if a
+        function returns another shape, or if attention cannot take an argument.
 
     Notes:
-      The attention_fn takes the arguments of `nnx.dot_product_attention`, whose bias is added to these, and two more,
-      with one position for each query or key. `input_positions` are for the inputs, queries and keys alike;
+      The attention_fn takes the arguments of `nnx.dot_product_attention`, whose bias is added to these, a `SegmentMask`
+      as mask, and one position for each query or key. `input_positions` are for the inputs, queries and keys alike;
       `nnx.MultiHeadAttention` passes them on (since Flax 0.12.9). `key_positions` are for other keys, as in
       cross-attention. With neither, both count from zero. If queries and keys differ in number, give both, except in a
       step of a layer with `decode=True`, whose keys are Flax's cache.
@@ -131,6 +137,6 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings = PositionalSettings.parse(frequencies, layout, part, PoPE)
-    pope = frequencies if isinstance(frequencies, PoPE) else None
-    return PositionalAttention(settings, pope, *settings.parse_biases(bias, content_bias), parse_attention(attention))
+    settings, module = PositionalSettings.parse(rotation, layout, part, num_axes, bias_positions, PoPE)
+    parse_functions(settings, module, bias, content_bias, attention)
+    return PositionalAttention(settings, module, bias, content_bias, attention)

@@ -278,7 +278,7 @@ class RelativePositionBias(nnx.Module):
 
       >>> rngs = nnx.Rngs(0)
       >>> bias = RelativePositionBias((7, 7), 4, class_token=True, flat=True, rngs=rngs)
-      >>> attend = pe.nnx.positional_attention(0, bias=bias)
+      >>> attend = pe.nnx.positional_attention(bias=bias)
       >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
       >>> attention = nnx.MultiHeadAttention(4, 16, **settings)
       >>> attention(jnp.ones((2, 50, 16), jnp.float32)).shape
@@ -360,7 +360,7 @@ class ContentBias(nnx.Module):
       >>> from posenc_jax.nnx import ContentBias, positional_attention
       >>> rngs = nnx.Rngs(0)
       >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest", rngs=rngs)
-      >>> attend = positional_attention(0, content_bias=shaw)
+      >>> attend = positional_attention(content_bias=shaw)
       >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
       >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
       >>> layer(jnp.ones((1, 50, 16), jnp.float32)).shape

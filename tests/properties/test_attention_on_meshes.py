@@ -19,6 +19,7 @@ BATCH, LENGTH, HEADS = 2, 8, 4
 SHAPES = (BATCH, LENGTH, HEADS, 4), (BATCH, LENGTH, 2, 4), (BATCH, LENGTH, 2, 3), (HEADS,), (HEADS,), (LENGTH, 1)
 ALL = tuple(range(len(NAMES)))
 AT = np.arange(LENGTH, dtype=np.int32)
+MASK = np.arange(LENGTH)[None, None, None] % 4 > 0
 
 
 def drawn(seed, shapes=SHAPES, dtype=np.float32):
@@ -31,7 +32,7 @@ def attend(q, k, v, slopes, sinks, scale, i=AT, j=AT):
     bias = lambda i, j: -slopes.reshape(-1, 1, 1) * abs(i[None, :, None] - j[None, None]).astype(slopes.dtype)  # noqa: E731
     return pe.attention(
         q, k, v, bias=bias, sinks=sinks, scale=scale, window=(5, None), causal=True, logits_soft_cap=2.0, block_size=3,
-        query_positions=i, key_positions=j, return_residual=True,
+        query_positions=i, key_positions=j, return_residual=True, mask=MASK,
     )  # fmt: skip
 
 
@@ -123,6 +124,22 @@ def test_what_must_be_sharded_as_the_query(name, spec, message):
         for f in (attend, jax.jit(attend)):
             with pytest.raises(ValueError, match=f"^attention: {message}, got P"):
                 f(*x)
+
+
+@pytest.mark.parametrize("spec", [P(D, H), thorough(P(None, H))], ids=str)
+def test_a_mask_may_be_sharded_as_the_query(spec):
+    q, k, v, *_ = drawn(0)
+    mask = np.random.default_rng(2).random((BATCH if spec[0] else 1, HEADS, LENGTH, LENGTH)) < 0.7
+    f = lambda *x: pe.attention(*x[:3], mask=x[3], block_size=3)  # noqa: E731
+    mesh = mesh_of(AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        x = placed(mesh, (q, k, v, mask), (ROWS, ROWS, ROWS, spec))
+        got = quick(f)(*x)
+        with pytest.raises(
+            ValueError, match="mask must be sharded on Explicit axes of a mesh as query is, .*, or not at all"
+        ):
+            f(*x[:3], jax.device_put(mask, P(None, None, H)))
+    check(got, quick(f)(q, k, v, mask), 1e-6, "one device")
 
 
 # In shard_map: what is whole there gets the sum of all devices' cotangents, once

@@ -134,7 +134,7 @@ def test_the_array_that_an_object_holds(name, hold):
 @pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
 @pytest.mark.parametrize("hold", [Held, nnx.Param])
 def test_attention_of_flax(hold, program):
-    attend = pe.nnx.positional_attention(8, bias=partial(pe.alibi, heads=2))
+    attend = pe.nnx.positional_attention(rotation=8, bias=partial(pe.alibi, heads=2))
     arrays = [x[None] for x in (X, X[::-1], X)]
     held, at = [hold(jax.device_put(x)) for x in arrays], hold(jax.device_put(AT))
     want, got = program(lambda: (attend(*arrays, input_positions=AT), attend(*held, input_positions=at)))()

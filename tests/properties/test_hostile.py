@@ -984,7 +984,7 @@ EXTREMES = np.array([-(2**31), 2**31 - 1, 0, 1], np.int32)
 
 # What cannot be counted, held or known
 
-ATTEND = nnx.positional_attention(0, bias=functools.partial(pe.alibi, heads=1))
+ATTEND = nnx.positional_attention(bias=functools.partial(pe.alibi, heads=1))
 # Calls that count positions, of an array with n along its sequence
 COUNTS = {
     "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), FLOAT)),

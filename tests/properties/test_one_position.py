@@ -146,7 +146,7 @@ def test_init_of_linen_still_checks():
 def test_one_query_and_one_key_need_no_position():
     """Nothing else is seen, so it does not matter where they stand."""
     q, k, v = np.random.default_rng(0).normal(size=(3, 2, 1, 2, 8)).astype(np.float32)
-    for attend in (nnx.positional_attention(8), nnx.positional_attention(8, attention=pe.attention)):
+    for attend in (nnx.positional_attention(rotation=8), nnx.positional_attention(rotation=8, attention=pe.attention)):
         np.testing.assert_array_equal(quick(lambda *x: attend(*x))(q, k, v), v)  # noqa: B023
 
 
@@ -210,7 +210,7 @@ BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
 def test_a_position_that_returns_is_refused(name):
     message = r"^attention: key_positions must not return to a position after another, got -?\d+ twice in a row of keys: pass query_segments .*"
     for options in BY_POSITION:
-        orders = "query_order .* the positions as orders" if options.get("causal") else r"see each other\)$"
+        orders = "query_order .* or positions as orders" if options.get("causal") else r"see each other\), a mask$"
         with pytest.raises(ValueError, match=message + orders):
             attend(*SEEN_TWICE[name], **options)
 
@@ -225,6 +225,7 @@ def test_what_tells_tokens_apart_is_taken():
     p = np.int32([0, 1, 2, 3, 0, 1, 2, 3])
     ways = {
         "segments": {"query_segments": p[:4].repeat(2), "key_segments": p[:4].repeat(2)},
+        "a mask of queries and keys": {"mask": np.equal.outer(p[:4].repeat(2), p[:4].repeat(2))[None, None]},
         "slots as orders": {"query_order": np.arange(8), "key_order": np.arange(8)},
         "positions as orders": {"query_order": p, "key_order": p},
         "tokens": {
@@ -235,6 +236,8 @@ def test_what_tells_tokens_apart_is_taken():
     }
     for options in ways.values():
         attend(p, p, causal=True, **options)
+    with pytest.raises(ValueError, match="key_positions must not return"):
+        attend(p, p, causal=True, mask=np.ones((1, 1, 1, 8), bool))  # it hides padding alone
     attend(p, p)  # both directions
     attend([9], [0, 1, 0, 1, 8, 9], window=(2, 0))  # behind the window
     attend(p, p, window=(2, None))
@@ -244,10 +247,11 @@ def test_what_tells_tokens_apart_is_taken():
 
 def test_a_flax_layer_says_so_too():
     p, x = np.int32([0, 1, 2, 3, 0, 1, 2, 3]), jnp.ones((1, 8, 2, 8))
-    tiles = nnx.positional_attention(8, attention=functools.partial(pe.attention, causal=True))
+    tiles = nnx.positional_attention(rotation=8, attention=functools.partial(pe.attention, causal=True))
     with pytest.raises(
-        ValueError, match="^positional_attention: key_positions must not return to a position after another"
+        ValueError,
+        match="^positional_attention: input_positions must not return to a position after .* pass mask=SegmentMask",
     ):
         tiles(x, x, x, input_positions=p)
-    segments = {"mask": jnp.ones((1, 1, 1, 8), bool)}
-    jax.eval_shape(lambda x: tiles(x, x, x, input_positions=p, **segments), x)
+    every = nnx.SegmentMask(np.ones(8, np.int32))
+    jax.eval_shape(lambda x: tiles(x, x, x, input_positions=p, mask=every), x)

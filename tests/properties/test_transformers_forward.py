@@ -84,14 +84,14 @@ class OfLinen(nn.Module):
 
 
 def of_nnx(ours):
-    rotated = pe.nnx.positional_attention(WIDTH // HEADS)
+    rotated = pe.nnx.positional_attention(rotation=WIDTH // HEADS)
     attend = rotated if ours else functools.partial(textbook, nnx.dot_product_attention)
     graph, state = nnx.split(nnx.eval_shape(lambda: OfNNX(attend, nnx.Rngs(0))))
     return lambda parameters, *inputs: nnx.merge(graph, parameters)(*inputs), drawn(nnx.to_pure_dict(state))
 
 
 def of_linen(ours):
-    rotated = pe.linen.positional_attention(WIDTH // HEADS)
+    rotated = pe.linen.positional_attention(rotation=WIDTH // HEADS)
     model = OfLinen(rotated if ours else functools.partial(textbook, nn.dot_product_attention))
     return model.apply, drawn(jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0), X, TIME))
 

@@ -366,10 +366,10 @@ def modules(draw: Draw) -> Any:
         variables = module.init(jax.random.key(seed), *inputs)
         yield module.apply(variables, *inputs), variables
     attend = pe.nnx.positional_attention(
-        8, bias=pe.nnx.T5Bias(2, rngs=nnx.Rngs(seed)), layout=pick(draw, "half", "interleaved")
+        rotation=8, bias=pe.nnx.T5Bias(2, rngs=nnx.Rngs(seed)), layout=pick(draw, "half", "interleaved")
     )
     yield with_derivatives(lambda q, k, v: attend(q, k, v, is_causal=True), q, k, v)
-    attend = pe.linen.positional_attention(8, bias=pe.linen.ALiBi(2))
+    attend = pe.linen.positional_attention(rotation=8, bias=pe.linen.ALiBi(2))
     yield with_derivatives(lambda q, k, v: attend.apply({}, q, k, v), q, k, v)
 
 

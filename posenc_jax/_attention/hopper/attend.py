@@ -49,6 +49,7 @@ def prepare(
     settings: Settings, x: Operands, bias: Callable[..., Any] | None, counted: bool, reads_data: bool
 ) -> tuple[Settings, Operands]:
     """The settings and the operands of the kernel; raises for arguments that it does not support."""
+    x = _mask_as_segments(x)
     _check(settings, x, counted)
     name = "implementation='mosaic_gpu'"
     constraint = f"bias must be of positions alone with {name}, or {FALLBACK_HINT}; got query_data or key_data"
@@ -60,6 +61,23 @@ def prepare(
         axes = x.query_tokens.positions.ndim
         program, operands = bias_programs.plan(bias, x.query.shape[2], axes, lengths if counted else None, padded)
     return settings._replace(kernel=KernelSettings(_width(x), counted, program)), x._replace(kernel=operands)
+
+
+def _mask_as_segments(x: Operands) -> Operands:
+    """The operands with a mask of keys as segments: queries are in 1, and so are the keys that they see."""
+    if x.mask is None:
+        return x
+    message = (
+        "mask must be the same for all heads and queries, (..., 1, 1, keys), and without segments, with "
+        f"implementation='mosaic_gpu', or {FALLBACK_HINT}; got {{}}{{}}"
+    )
+    has_segments = x.query_tokens.segments is not None
+    fits = x.mask.shape[1:3] == (1, 1) and not has_segments
+    require(fits, message, x.mask.shape, " and segments" if has_segments else "")
+    batch, queries, keys = len(x.mask), x.query.shape[1], x.key.shape[1]
+    seen = jnp.broadcast_to(x.mask[:, 0, 0].astype(jnp.int32), (batch, keys))
+    query_tokens = x.query_tokens._replace(segments=jnp.ones((batch, queries), jnp.int32))
+    return x._replace(query_tokens=query_tokens, key_tokens=x.key_tokens._replace(segments=seen), mask=None)
 
 
 def _width(x: Operands) -> int:

@@ -31,6 +31,7 @@ BATCHED = np.stack([RNG.permutation(QUERIES), 3 + RNG.permutation(QUERIES)]).ast
 PARTS = np.int32([[3] * 4 + [1] * 7, [0] * 9 + [-5] * 2]), np.int32([[3] * 5 + [1] * 8, [0] * 9 + [7] * 4])
 # Three tokens share a position, as the patches of an image share their time; and when they came, in each batch.
 SHARED = AT // 3, THERE // 3
+MASK = RNG.random((BATCH, HEADS, QUERIES, KEYS)) < 0.7
 ORDER = np.stack([AT, RNG.permutation(AT)]), np.stack([THERE, RNG.permutation(THERE)])
 SCALES = {
     "()": np.float32(0.6) * np.ones((), np.float32),
@@ -58,9 +59,12 @@ CASES = {
     "everything": {"window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "i": BATCHED, "scale": "(heads,)"},
     "everything, causal": {"window": (6, None), "causal": True, "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "block_size": 4},
     "order": {"causal": True, "order": ORDER, "i": SHARED[0], "j": SHARED[1], "window": (2, 1), "bias": True, "sinks": True},
+    "mask": {"mask": MASK, "block_size": 512},
+    "mask of keys": {"mask": MASK[:, :1, :1], "causal": True, "segments": PARTS},
+    "mask, everything": {"mask": MASK[:1], "window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "i": BATCHED, "scale": "(heads,)", "block_size": 4},
     "order of all, without a window": {"causal": True, "order": (AT, THERE), "i": SHARED[0], "j": SHARED[1], "segments": PARTS},
 } | {f"scale {name}": {"scale": name, "window": (6, 2)} for name in SCALES}  # fmt: skip
-FEW = ["everything", "order"]
+FEW = ["mask, everything", "order"]
 
 
 def slope_and_side(i, j, slopes):
@@ -72,7 +76,7 @@ def slope_and_side(i, j, slopes):
 
 def ours(case, q, k, v, slopes, sinks, scale, **more):
     case = case | more
-    options = {name: case[name] for name in ("window", "causal") if name in case}
+    options = {name: case[name] for name in ("window", "causal", "mask") if name in case}
     if case.get("segments") is not None:
         options |= dict(zip(("query_segments", "key_segments"), case["segments"], strict=True))
     if case.get("order") is not None:
@@ -98,7 +102,7 @@ def exact(case, q=Q, k=K, v=V, slopes=SLOPES, sinks=SINKS, scale=None, dy=DY, dl
     bias = np.float64(slopes)[:, None, None] * shape if case.get("bias") else 0.0
     if seen is None:
         masks = (case.get(name) for name in ("causal", "segments"))
-        seen = may_see(i, j, *masks, case.get("window", (None, None)), case.get("order"))
+        seen = may_see(i, j, *masks, case.get("window", (None, None)), case.get("order")) & case.get("mask", True)
     given = sinks if case.get("sinks") else None
     c = scale_of(case) if scale is None else scale
     y, residual, back = dense(q, k, v, bias, seen, c, cap=case.get("cap"), sinks=given)
@@ -127,16 +131,19 @@ def exact(case, q=Q, k=K, v=V, slopes=SLOPES, sinks=SINKS, scale=None, dy=DY, dl
 def found(name, block_size=None):
     """Results and cotangents of the library, as one program."""
     case = CASES[name] | ({} if block_size is None else {"block_size": block_size})
+    return jax.device_get(quick(functools.partial(with_cotangents, case))(*operands(case)))
+
+
+def operands(case, k=K, v=V):
     scale = scale_of(case)
+    return Q, k, v, SLOPES, SINKS, scale if isinstance(scale, np.ndarray) else np.zeros(0, np.float32)
 
-    @quick
-    def program(*arrays):
-        f = lambda *x: ours(case, *x[:5], x[5] if isinstance(scale, np.ndarray) else scale)  # noqa: E731
-        y, pull = jax.vjp(f, *arrays)
-        return y, pull((DY, jnp.where(jnp.isfinite(y[1]), DL, 0)))
 
-    arrays = Q, K, V, SLOPES, SINKS, scale if isinstance(scale, np.ndarray) else np.zeros(0, np.float32)
-    return jax.device_get(program(*arrays))
+def with_cotangents(case, *arrays):
+    scale = scale_of(case)
+    f = lambda *x: ours(case, *x[:5], x[5] if isinstance(scale, np.ndarray) else scale)  # noqa: E731
+    y, pull = jax.vjp(f, *arrays)
+    return y, pull((DY, jnp.where(jnp.isfinite(y[1]), DL, 0)))
 
 
 def errors(got, want):
@@ -145,6 +152,36 @@ def errors(got, want):
         with np.errstate(invalid="ignore"):
             apart = np.where(x == y, 0, abs(np.float64(x) - y))
         yield np.max(apart, initial=0) / max(1, np.max(np.abs(y[np.isfinite(y)]), initial=1))
+
+
+def drawn(rng):
+    """A case of any masks, biases, caps, sinks, scales and sizes of tiles, with keys and values."""
+    given = {
+        "window": tuple(rng.choice([None, 0, 2, 5], 2).tolist()),
+        "cap": float(rng.choice([0.7, 2.0])),
+        "bias": True,
+        "sinks": True,
+        "segments": PARTS,
+        "i": BATCHED,
+        "scale": list(SCALES)[rng.integers(4)],
+        "mask": MASK[tuple(slice(rng.choice([1, None])) for _ in range(4))],
+    }
+    case = {name: x for name, x in given.items() if rng.random() < (0.8 if name == "mask" else 0.4)}
+    case |= {"block_size": int(rng.choice([1, 2, 3, 5, 8, 512])), "causal": bool(rng.random() < 0.5)}
+    if case["causal"] and rng.random() < 0.5:
+        case["order"] = ORDER
+    group = rng.choice([1, 2, 4])  # the heads of queries that share keys
+    return case, *(np.repeat(x, 2, 2)[:, :, ::group] for x in (K, V))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(25))
+def test_drawn_combinations(seed):
+    """Twenty of each seed."""
+    cases = [drawn(np.random.default_rng([seed, n])) for n in range(20)]
+    compute = quick(lambda operands: [with_cotangents(case, *x) for (case, *_), x in zip(cases, operands, strict=True)])
+    for got, (case, k, v) in zip(compute([operands(*each) for each in cases]), cases, strict=True):
+        check(got, exact(case, k=k, v=v), 2e-5, against=str(case.keys()))
 
 
 @pytest.mark.parametrize("name", tiered(CASES, FEW))
@@ -172,6 +209,9 @@ MISTAKES = {
     "a cap behind the bias": ("cap", lambda c: capped_behind(c)),
     "no cap": ("cap", lambda c: exact(c | {"cap": None})),
     "a sink whose value is that of the first key": ("sinks where nothing is seen", lambda c: sink_with_a_value(c)),
+    "a mask moved by a key": ("mask", lambda c: exact(c | {"mask": np.roll(MASK, 1, -1)})),
+    "a mask of another head": ("mask", lambda c: exact(c | {"mask": MASK[:, ::-1]})),
+    "a mask of keys of another sequence": ("mask of keys", lambda c: exact(c | {"mask": c["mask"][::-1]})),
     "a sink in every tile": ("sinks where nothing is seen", lambda c: exact(c, sinks=SINKS + np.log(5))),
     "no sink": ("sinks where nothing is seen", lambda c: exact(c | {"sinks": False})),
     "sinks of another order": ("sinks where nothing is seen", lambda c: exact(c, sinks=SINKS.reshape(2, 2).T.ravel())),

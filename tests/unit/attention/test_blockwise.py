@@ -9,6 +9,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.quick import compiler_options
+from helpers.tiers import tiered
 
 
 def programs(f):
@@ -62,6 +63,16 @@ def test_memory_grows_with_the_length(program):
     assert found[1] <= 8.001 * found[0] and found[2] <= 2.001 * found[1]
 
 
+@pytest.mark.parametrize("program", tiered(SHARES, ["forward"]))
+def test_a_mask_takes_no_more_than_itself(program):
+    """Of keys, or of heads, queries and keys, whose lengths tiles do not divide."""
+    x, n = jax.ShapeDtypeStruct((1, 2000, 2, 32), jnp.float32), 2000
+    shapes = (1, 1, 1, 1), (1, 1, 1, n), (1, 2, n, n)
+    f = lambda mask, *x: programs(functools.partial(pe.attention, mask=mask, block_size=256))[program](*x)  # noqa: E731
+    least, of_keys, full = (compiled(f, jax.ShapeDtypeStruct(s, bool), x, x, x, x) for s in shapes)
+    assert of_keys - least < 64 * n and full - least < (0.5 if program == "forward" else 1.5) * 2 * n**2
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("program", SHARES)
 def test_memory_with_learned_parameters(program):
@@ -96,6 +107,7 @@ def test_a_tile_in_which_nothing_is_seen_costs_nothing():
     assert (
         count(query_segments=apart, key_segments=apart) == count(query_order=apart, key_order=apart, causal=True) == 1
     )
+    assert count(mask=np.ones((1, 1, 1, 520), bool)) == 1
 
 
 def test_nothing_is_skipped_where_positions_are_mapped():

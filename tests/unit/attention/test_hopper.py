@@ -18,6 +18,7 @@ from helpers.tiers import tiered
 from oracles.attention import may_see
 from posenc_jax._attention.hopper import attend as hopper
 from posenc_jax._attention.hopper import blocks, scores, table_kernel
+from posenc_jax._attention.tiles import Operands, TokenAttributes
 from posenc_jax._jax import workarounds
 
 HAS_KERNEL = jax.__version_info__ >= (0, 11)
@@ -236,6 +237,16 @@ REFUSED = {
         {"query_data": np.float32([[[0]] * 8]), "bias": lambda *x: x[0]},
         "bias must be of positions alone",
     ),
+    "mask of queries": (
+        [FEW] * 3,
+        {"mask": np.ones((1, 1, 8, 8), bool)},
+        r"mask must be the same for all heads and queries, .*got \(1, 1, 8, 8\)$",
+    ),
+    "mask of keys and segments": (
+        [FEW] * 3,
+        {"mask": np.ones((1, 1, 1, 8), bool)} | {f"{side}_segments": np.ones(8, np.int32) for side in SIDES},
+        r"without segments, .*got \(1, 1, 1, 8\) and segments$",
+    ),
     "scale": ([FEW] * 3, {"scale": -1.0}, "scale must be from 1e-6 to 1e6"),
     "soft cap": ([FEW] * 3, {"logits_soft_cap": 1e3}, "logits_soft_cap must be at most 100 with .*got 1000.0"),
     "window": ([FEW] * 3, {"window": (2**31, None)}, "window must be below 2³¹"),
@@ -270,6 +281,20 @@ def test_it_refuses(name):
     with pytest.raises(ValueError, match=message) as caught:
         jax.eval_shape(functools.partial(pe.attention, **options, implementation="mosaic_gpu"), *x)
     assert str(caught.value).startswith("attention: ") and "use implementation='xla'" in str(caught.value)
+
+
+@needs_kernel
+def test_a_mask_of_keys_is_one_of_segments():
+    x = jnp.ones(FEW.shape, FEW.dtype)
+    seen = np.arange(8)[None] % 3 > 0
+    x = Operands(
+        x, x, x, None, TokenAttributes(np.arange(8)), TokenAttributes(np.arange(8)), seen[:, None, None], (), (), ()
+    )
+    given = hopper._mask_as_segments(x)
+    assert given.mask is None
+    np.testing.assert_array_equal(
+        given.query_tokens.segments[..., None] == given.key_tokens.segments[:, None], np.repeat(seen[:, None], 8, 1)
+    )
 
 
 @needs_kernel

@@ -13,7 +13,7 @@ from helpers.quick import quick
 from helpers.tiers import thorough, tiered
 from oracles.attention import may_see
 from posenc_jax._attention import tiles
-from posenc_jax._attention.tiles import Settings, TokenAttributes
+from posenc_jax._attention.tiles import Settings, Tile, TokenAttributes
 
 RNG = np.random.default_rng(0)
 INT, TRIES = np.iinfo(np.int32), 600
@@ -24,6 +24,15 @@ FEW = [RULES[i] for i in (1, 3, 4, 5, 6, 7)]
 
 def settings(causal, window):
     return Settings(causal, window, None, 1.0, 4, skips=True)
+
+
+def seen(rule, queries, keys):
+    """Of one tile of one sequence, (queries, keys)."""
+    return tiles._seen(settings(*rule), Tile(queries, keys, None))[0, 0, 0]
+
+
+def may_see_any(rule, queries, keys):
+    return tiles._may_see(settings(*rule), Tile(queries, keys, None))
 
 
 def positions_of_tiles(tiles, length):
@@ -52,14 +61,14 @@ def test_no_pair_is_dropped(rule):
     @quick
     @jax.vmap
     def of_tile(i, j, a, b):
-        of = lambda *sides: (tiles._seen(settings(*rule), *sides), tiles._may_see(settings(*rule), *sides))  # noqa: E731
+        of = lambda *sides: (seen(rule, *sides), may_see_any(rule, *sides))  # noqa: E731
         return of(TokenAttributes(i), TokenAttributes(j)), of(TokenAttributes(i, a), TokenAttributes(j, b))
 
-    for (seen, visited), segments in zip(of_tile(i, j, *parts), (None, parts), strict=True):
-        seen, visited = np.asarray(seen), np.asarray(visited)
-        np.testing.assert_array_equal(seen, seen_by_oracle(i, j, rule, segments))
-        assert visited[seen.any((1, 2))].all()
-        assert seen.any() and not seen.all()
+    for (pairs, visited), segments in zip(of_tile(i, j, *parts), (None, parts), strict=True):
+        pairs, visited = np.asarray(pairs), np.asarray(visited)
+        np.testing.assert_array_equal(pairs, seen_by_oracle(i, j, rule, segments))
+        assert visited[pairs.any((1, 2))].all()
+        assert pairs.any() and not pairs.all()
 
 
 def test_no_pair_is_dropped_by_order():
@@ -71,12 +80,12 @@ def test_no_pair_is_dropped_by_order():
     @quick
     @jax.vmap
     def of_tile(i, j, a, b):
-        rule, sides = settings(False, (None, None)), (TokenAttributes(i, order=a), TokenAttributes(j, order=b))
-        return tiles._seen(rule, *sides), tiles._may_see(rule, *sides)
+        rule, sides = (False, (None, None)), (TokenAttributes(i, order=a), TokenAttributes(j, order=b))
+        return seen(rule, *sides), may_see_any(rule, *sides)
 
-    seen, visited = map(np.asarray, of_tile(i, j, *order))
-    np.testing.assert_array_equal(seen, may_see(i, j, True, order=order)[:, 0])
-    np.testing.assert_array_equal(visited, seen.any((1, 2)))
+    pairs, visited = map(np.asarray, of_tile(i, j, *order))
+    np.testing.assert_array_equal(pairs, may_see(i, j, True, order=order)[:, 0])
+    np.testing.assert_array_equal(visited, pairs.any((1, 2)))
     assert visited.any() and not visited.all()
 
 
@@ -95,7 +104,7 @@ def test_nothing_is_visited_in_vain(rule):
     @jax.vmap
     def visited(i, j, a, b):
         both = (TokenAttributes(i), TokenAttributes(j)), (TokenAttributes(i, a), TokenAttributes(j, b))
-        return [tiles._may_see(settings(*rule), *sides) for sides in both]
+        return [may_see_any(rule, *sides) for sides in both]
 
     for got, segments in zip(visited(i, j, *parts), (None, parts), strict=True):
         np.testing.assert_array_equal(got, seen_by_oracle(i, j, rule, segments).any((1, 2)))
@@ -116,7 +125,7 @@ def test_a_tile_of_several_sequences_is_visited_for_any_of_them():
         (causal, a[0], a[0], one, two, True),  # one row of positions for all sequences
         (causal, a[0], b[0], one, two, False),
     ]
-    visited = quick(lambda: [tiles._may_see(settings(*rule), TokenAttributes(i, p), TokenAttributes(j, q)).any() for rule, i, j, p, q, _ in cases])()  # fmt: skip
+    visited = quick(lambda: [may_see_any(rule, TokenAttributes(i, p), TokenAttributes(j, q)).any() for rule, i, j, p, q, _ in cases])()  # fmt: skip
     for case, got in zip(cases, visited, strict=True):
         assert bool(got) is case[-1], case
 

@@ -115,7 +115,7 @@ def test_in_a_model_under_jit_and_bound():
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_input(kind, on_cpu):
     content = linen.ContentBias(9, 8, source="query", scale=1.0, out_of_range="nearest")
-    attend = linen.positional_attention(6, bias=linen.T5Bias(3), content_bias=content)
+    attend = linen.positional_attention(rotation=6, bias=linen.T5Bias(3), content_bias=content)
     rotary = linen.RotaryEncoding(8, head_axis=-2)
     x, positions = RNG.normal(size=(8, 5, 3, 8)).astype(np.float32), np.arange(40).reshape(8, 5)
     shapes = jax.eval_shape(attend.init, KEY, x, x, x)

@@ -480,7 +480,7 @@ def test_a_bias_of_offsets_by_the_index_of_a_token(class_token):
             jax.eval_shape(call, np.arange(3), np.arange(3, dtype=np.uint32))
 
     def layer():
-        attend = nnx_modules.positional_attention(0, bias=made("RelativePositionBias", (2, 3, 4), 2, **settings))
+        attend = nnx_modules.positional_attention(bias=made("RelativePositionBias", (2, 3, 4), 2, **settings))
         return nnx.MultiHeadAttention(2, 8, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
 
     graphdef, state = nnx.split(drawn(layer, RNG))

@@ -57,8 +57,9 @@ def seen(query, key, value, *args, **kwargs):
     return query, key, value, args, kwargs
 
 
-def what_flax_gets(*arrays, frequencies=8, bias=None, content_bias=None, layout="half", part="first", **kwargs):
-    return PositionalSettings(frequencies, layout, part).attend(seen, None, (bias, content_bias), *arrays, **kwargs)
+def what_flax_gets(*arrays, rotation=8, bias=None, content_bias=None, layout="half", part="first", **kwargs):
+    settings, _ = PositionalSettings.parse(rotation, layout, part, None, "input", nnx_modules.PoPE)
+    return settings.attend(seen, None, None, (bias, content_bias), *arrays, **kwargs)
 
 
 LAST = {"width": 4, "part": "last"}
@@ -78,7 +79,7 @@ INTERLEAVED = {"width": 6, "base": 50.0, "layout": "interleaved"}
 )
 def test_is_attention_of_what_is_turned(make, settings):
     width, base = settings.get("width", 8), settings.get("base", 10_000.0)
-    attend = make(pe.geometric(width, base), **{k: settings[k] for k in ("layout", "part") if k in settings})
+    attend = make(rotation=pe.geometric(width, base), **{k: settings[k] for k in ("layout", "part") if k in settings})
     counted, positions, others = np.arange(6), np.array([[0, 1, 2, 3, 4, 5], [9, 8, 7, 3, 1, 12]]), np.arange(6) + 2
     given = {}, {"input_positions": positions}, {"input_positions": positions, "key_positions": others}
     found = quick(lambda q, k, v: [attend(q, k, v, mask=CAUSAL, **places) for places in given])(Q, K, V)
@@ -91,11 +92,11 @@ def test_flax_gets_the_bits_of_rotary_and_everything_else():
     f = pe.geometric(6, 77.0)
     settings = {"layout": "interleaved", "part": "last"}
     query, key, value, args, kwargs = what_flax_gets(
-        Q, K, V, "bias", frequencies=f, **settings, input_positions=FAR, key_positions=FAR - 3, mask="m", new_argument=3
+        Q, K, V, "bias", rotation=f, **settings, input_positions=FAR, key_positions=FAR - 3, mask=CAUSAL, new_argument=3
     )
     np.testing.assert_array_equal(query, pe.rotary(Q, FAR, f, head_axis=-2, **settings))
     np.testing.assert_array_equal(key, pe.rotary(K, FAR - 3, f, head_axis=-2, **settings))
-    assert value is V and args == ("bias",) and kwargs == {"mask": "m", "new_argument": 3}
+    assert value is V and args == ("bias", CAUSAL) and kwargs == {"new_argument": 3}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_positions(queries, keys, given, want):
 
 def test_one_key_needs_no_position():
     """A cache of one slot looks like an input: the weight of a single key is 1 wherever it stands."""
-    attend = nnx_modules.positional_attention(8)
+    attend = nnx_modules.positional_attention(rotation=8)
     given = {}, {"input_positions": 9}, {"input_positions": 9, "key_positions": 0}
     found = jax.jit(lambda q, k, v: [attend(q, k, v, **places) for places in given])(Q[:, :1], K[:, :1], V[:, :1])
     for places, got in zip(given, found, strict=True):
@@ -132,11 +133,11 @@ def test_one_key_needs_no_position():
 def test_several_coordinates(axes):
     f = pe.axial(8, 2) if axes == 2 else pe.geometric(8)
     positions = np.arange(12).reshape(6, 2) if axes == 2 else np.arange(6) + 5
-    query, key, *_ = what_flax_gets(Q, K, V, frequencies=f, input_positions=positions)
+    query, key, *_ = what_flax_gets(Q, K, V, rotation=f, input_positions=positions)
     np.testing.assert_array_equal(query, pe.rotary(Q, positions, f, head_axis=-2))
     np.testing.assert_array_equal(key, pe.rotary(K, positions, f, head_axis=-2))
     with pytest.raises(ValueError, match=r"input_positions must hold 5 along the sequence, got shape \(6,\)"):
-        what_flax_gets(Q[:, :5], K[:, :5], V[:, :5], frequencies=f, input_positions=positions)
+        what_flax_gets(Q[:, :5], K[:, :5], V[:, :5], rotation=f, input_positions=positions)
 
 
 # A layer of Flax, in both stacks, with the same parameters.
@@ -182,8 +183,8 @@ def layer_in_numpy(module, x, positions, mask=True, bias=0.0):
 @pytest.mark.parametrize("masked", tiered([False, True], [True]))
 def test_in_the_layers_of_both_stacks(as_flax, masked):
     mask = CAUSAL if masked else None
-    layer = nnx_layer(nnx_modules.positional_attention(8))
-    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8))
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(rotation=8))
     both = lambda m, variables, x: (m(x, mask=mask), same.apply(variables, x, mask=mask))  # noqa: E731
     want = layer_in_numpy(layer, X, np.arange(6), CAUSAL if masked else True)
     for stack, got in zip(("NNX", "Linen"), in_one_program(both, layer, parameters(layer), X), strict=True):
@@ -194,8 +195,8 @@ def test_in_the_layers_of_both_stacks(as_flax, masked):
 
 def test_explicit_positions_in_the_layers_of_both_stacks(as_flax):
     positions = np.array([[0, 1, 2, 0, 1, 2], [7, 8, 9, 10, 11, 12]])
-    layer = nnx_layer(nnx_modules.positional_attention(8))
-    attend = functools.partial(linen.positional_attention(8), input_positions=positions)
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8))
+    attend = functools.partial(linen.positional_attention(rotation=8), input_positions=positions)
     same = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
     both = lambda m, variables, x: (nnx_call(m, x, positions), same.apply(variables, x))  # noqa: E731
     want = layer_in_numpy(layer, X, positions)
@@ -208,7 +209,7 @@ GROUPS = "num_kv_heads" in inspect.signature(nnx.MultiHeadAttention.__init__).pa
 
 @pytest.mark.skipif(not GROUPS, reason="this nnx.MultiHeadAttention takes no num_kv_heads (0.12.7 does)")
 def test_grouped_queries(as_flax):
-    attend = nnx_modules.positional_attention(8)
+    attend = nnx_modules.positional_attention(rotation=8)
     settings = {"num_kv_heads": 2, "decode": False, "kernel_init": from_rng}
     layer = nnx.MultiHeadAttention(4, 32, attention_fn=attend, rngs=nnx.Rngs(0), **settings)
     x = np.concatenate([X, X[::-1]], axis=-1)
@@ -219,7 +220,7 @@ def test_grouped_queries(as_flax):
 def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
     """Linen asks inspect.signature which arguments a function takes, and leaves the others out without a word."""
     own = inspect.signature(nn.dot_product_attention).parameters
-    attend = linen.positional_attention(8)
+    attend = linen.positional_attention(rotation=8)
     for function in (attend, functools.partial(attend, input_positions=np.arange(6))):
         assert set(inspect.signature(function).parameters) == {*own, "input_positions", "key_positions"}
     given = {}
@@ -242,9 +243,9 @@ def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
 @pytest.mark.parametrize("setting", [thorough({"force_fp32_for_softmax": True}), {"qk_attn_weights_einsum_cls": lambda: jnp.einsum, "attn_weights_value_einsum_cls": lambda: jnp.einsum}])  # fmt: skip
 def test_settings_of_linen(as_flax, setting):
     layer = nn.MultiHeadDotProductAttention(
-        2, dtype=jnp.bfloat16, attention_fn=linen.positional_attention(8), **setting
+        2, dtype=jnp.bfloat16, attention_fn=linen.positional_attention(rotation=8), **setting
     )
-    plain = nnx_layer(nnx_modules.positional_attention(8))
+    plain = nnx_layer(nnx_modules.positional_attention(rotation=8))
     assert jax.tree.structure(jax.eval_shape(layer.init, KEY, X)) == jax.tree.structure(parameters(plain))
     got = quick(layer.apply)(parameters(plain), X)
     assert got.dtype == jnp.bfloat16
@@ -253,8 +254,8 @@ def test_settings_of_linen(as_flax, setting):
 
 @pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
 def test_weights_are_sown_and_dropped(as_flax):
-    layer = nnx_layer(nnx_modules.positional_attention(8), dropout_rate=0.5, deterministic=False)
-    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8), dropout_rate=0.5, deterministic=False)
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(rotation=8))
 
     def compute(m, variables, x):
         dropped = [m(x, rngs=nnx.Rngs(dropout=seed)) for seed in (1, 2)]
@@ -323,11 +324,11 @@ def test_prefill_then_steps_is_the_whole_sequence(frequencies, offset, prefix, d
 
 def test_a_cache_needs_positions(as_flax):
     match = "input_positions must be given where queries and keys differ in number, 1 and 6"
-    layer = nnx_layer(nnx_modules.positional_attention(8))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8))
     layer.init_cache(X.shape)
     with pytest.raises(ValueError, match=match):
         in_one_program(lambda m, x: m(x, decode=True), layer, X[:, :1])
-    guess = nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=linen.positional_attention(8))
+    guess = nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=linen.positional_attention(rotation=8))
     variables = jax.eval_shape(guess.init, KEY, X)
     with pytest.raises(ValueError, match=match):
         jax.eval_shape(functools.partial(guess.apply, mutable=["cache"]), variables, X[:, :1])
@@ -344,7 +345,7 @@ CAUSAL_STEPS = [False, True] if tuple(map(int, flax.__version__.split(".")[:3]))
 @pytest.mark.parametrize("name", [None, thorough("FIRE")])
 def test_the_loop_as_documented(as_flax, name):
     bias = name and getattr(nnx_modules, name)(2, rngs=nnx.Rngs(3))
-    layer = nnx_layer(nnx_modules.positional_attention(8, bias=bias))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8, bias=bias))
     whole = in_one_program(lambda m, x: m(x, mask=CAUSAL), layer, X)
     layer.init_cache(X.shape)
     for causal, i in itertools.product(CAUSAL_STEPS, range(6)):
@@ -359,7 +360,7 @@ def test_the_loop_as_documented(as_flax, name):
 )
 def test_keys_of_another_sequence_are_no_cache(as_flax, queries, memory, given):
     """Cross-attention in a layer needs key_positions; they may be bound, for example to count from 0."""
-    layer = nnx_layer(nnx_modules.positional_attention(8))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8))
     x, memory, positions = X[:, :queries], X[::-1, :memory], np.arange(queries) + 20
     of_memory = np.arange(memory.shape[1])
 
@@ -392,14 +393,14 @@ def test_rows_padded_on_the_left_decode_by_slots(make):
         {"input_positions": tokens, "key_positions": positions},
         {"input_positions": tokens, "key_positions": np.arange(6)},
     )
-    step = lambda q, k, v: [make(8)(q, k, v, mask=kept, **places) for places in given]  # noqa: E731
+    step = lambda q, k, v: [make(rotation=8)(q, k, v, mask=kept, **places) for places in given]  # noqa: E731
     by_slots, by_tokens, mixed = quick(step)(Q[:, slot:], K, V)
     want = attended(rope(Q, positions)[:, slot:], rope(K, positions), V, mask=kept)
     np.testing.assert_allclose(by_slots, want, atol=2e-6)
     np.testing.assert_allclose(by_tokens, want, atol=2e-6)
     assert np.abs(np.asarray(mixed) - want).max() > 1e-2
     with pytest.raises(ValueError, match=r"input_positions must be one slot for all rows .* got shape \(2, 1\)"):
-        make(8)(Q[:, slot:], K, V, mask=kept, input_positions=tokens)
+        make(rotation=8)(Q[:, slot:], K, V, mask=kept, input_positions=tokens)
 
 
 # Biases.
@@ -453,12 +454,12 @@ BIASES += [every_bias[name].beside(2)[0] for name in ("kerple_log", "kerple_powe
 @pytest.mark.parametrize("bias", tiered(BIASES, [BIASES[1]]), ids=lambda b: b.func.__name__)
 def test_a_step_gets_the_bits_of_the_bias_of_the_whole(bias):
     bias = jax.jit(bias)
-    *_, (whole,), _ = what_flax_gets(Q, K, V, frequencies=0, bias=bias)
+    *_, (whole, _), _ = what_flax_gets(Q, K, V, rotation=0, bias=bias)
     assert whole.shape == (1, 2, 6, 6)
     np.testing.assert_array_equal(whole[0], bias(np.arange(6), np.arange(6)))
     for i in range(6):
         at = {"input_positions": np.array([[i]]), "mask": CAUSAL[..., i : i + 1, :]}
-        query, key, _, (row,), _ = what_flax_gets(Q[:, i : i + 1], K, V, bias=bias, **at)
+        query, key, _, (row, _), _ = what_flax_gets(Q[:, i : i + 1], K, V, bias=bias, **at)
         np.testing.assert_array_equal(row, whole[..., i : i + 1, :])
         np.testing.assert_array_equal(query, pe.rotary(Q[:, i : i + 1], np.array([i]), head_axis=-2))
         np.testing.assert_array_equal(key, pe.rotary(K, head_axis=-2))
@@ -466,17 +467,17 @@ def test_a_step_gets_the_bits_of_the_bias_of_the_whole(bias):
 
 def test_a_bias_is_added_to_what_is_given_and_without_frequencies_nothing_turns():
     bias, given = BIASES[0], RNG.normal(size=(2, 1, 6)).astype(np.float32)
-    settings = {"frequencies": 0, "bias": bias, "input_positions": FAR}
+    settings = {"rotation": 0, "bias": bias, "input_positions": FAR}
     apart = {"key_positions": np.arange(6) + 2}
 
     @jax.jit
     def compute(given):
-        query, key, value, (both, *args), kwargs = what_flax_gets(Q, K, V, given, "mask", **settings, new=1)
-        assert query is Q and key is K and value is V and args == ["mask"] and kwargs == {"new": 1}
-        *_, (sum16,), _ = what_flax_gets(Q, K, V, given.astype(jnp.bfloat16), **settings)
-        *_, (other,), _ = what_flax_gets(Q, K, V, **settings | apart)
+        query, key, value, (both, *args), kwargs = what_flax_gets(Q, K, V, given, CAUSAL, **settings, new=1)
+        assert query is Q and key is K and value is V and args == [CAUSAL] and kwargs == {"new": 1}
+        *_, (sum16, _), _ = what_flax_gets(Q, K, V, given.astype(jnp.bfloat16), **settings)
+        *_, (other, _), _ = what_flax_gets(Q, K, V, **settings | apart)
         one = settings | {"input_positions": 7, "key_positions": np.arange(6)}
-        *_, (one,), _ = what_flax_gets(Q[:, :1], K, V, **one)
+        *_, (one, _), _ = what_flax_gets(Q[:, :1], K, V, **one)
         want = bias(FAR, FAR)[None] + given[None], bias(FAR, np.arange(6) + 2), bias(np.array([7]), np.arange(6))
         assert sum16.dtype == np.float32
         return (both, other[0], one[0]), want
@@ -491,8 +492,8 @@ def test_a_bias_is_added_to_what_is_given_and_without_frequencies_nothing_turns(
 def test_rotary_and_a_bias_in_the_layers_of_both_stacks(as_flax, masked, learned):
     mask = CAUSAL if masked else None
     of = lambda stack: t5_of(stack) if learned else BIASES[0]  # noqa: E731
-    layer = nnx_layer(nnx_modules.positional_attention(8, bias=of(nnx_modules)))
-    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8, bias=of(linen)))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8, bias=of(nnx_modules)))
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(rotation=8, bias=of(linen)))
     order, places = np.arange(6), np.array([[0, 1, 2, 0, 1, 2], [7, 8, 9, 10, 11, 30]])
     attends = same.attention_fn, functools.partial(same.attention_fn, input_positions=places)
     counted, placed = (same.clone(attention_fn=f) for f in attends)
@@ -516,8 +517,8 @@ def test_rotary_and_a_bias_in_the_layers_of_both_stacks(as_flax, masked, learned
 
 
 def test_parameters_of_a_bias_are_those_of_the_layer(as_flax):
-    layer = nnx_layer(nnx_modules.positional_attention(8, bias=t5_of(nnx_modules)))
-    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8, bias=t5_of(linen)))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8, bias=t5_of(nnx_modules)))
+    same = nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(rotation=8, bias=t5_of(linen)))
     begun = jax.eval_shape(same.init, KEY, X)
     shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
     assert shapes(begun) == shapes(parameters(layer))
@@ -558,14 +559,14 @@ def test_a_content_bias_reads_what_the_layer_projected():
 
     added, positions = np.full((2, 2, 6, 6), 0.5, np.float32), {"input_positions": FAR, "key_positions": FAR - 3}
     settings = {"bias": lambda i, j: jnp.full((2, 6, 6), 4.0), "content_bias": content}
-    query, _, _, (bias,), _ = what_flax_gets(Q, K, V, added, **settings, **positions)
+    query, _, _, (bias, _), _ = what_flax_gets(Q, K, V, added, **settings, **positions)
     ((i, j, q, k),) = given
     assert q is Q and k is K and query is not Q
     np.testing.assert_array_equal(i, FAR)
     np.testing.assert_array_equal(j, FAR - 3)
     np.testing.assert_array_equal(bias, added + 5)
     half = [x.astype(jnp.bfloat16) for x in (Q, K, V)]
-    *_, (bias,), _ = jax.eval_shape(lambda: what_flax_gets(*half, content_bias=shaw(5, 8)))
+    *_, (bias, _), _ = jax.eval_shape(lambda: what_flax_gets(*half, content_bias=shaw(5, 8)))
     assert bias.dtype == jnp.float32
 
 
@@ -579,9 +580,9 @@ def content_of(stack):
 @pytest.mark.thorough
 def test_both_biases_in_the_layers_of_both_stacks(as_flax):
     layer = nnx_layer(
-        nnx_modules.positional_attention(8, bias=t5_of(nnx_modules), content_bias=content_of(nnx_modules))
+        nnx_modules.positional_attention(rotation=8, bias=t5_of(nnx_modules), content_bias=content_of(nnx_modules))
     )
-    attend = linen.positional_attention(8, bias=t5_of(linen), content_bias=content_of(linen))
+    attend = linen.positional_attention(rotation=8, bias=t5_of(linen), content_bias=content_of(linen))
     same = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
     shapes = lambda tree: jax.tree.map(lambda leaf: leaf.shape, tree)  # noqa: E731
     begun = shapes(jax.eval_shape(same.init, KEY, X))
@@ -633,7 +634,7 @@ def test_layers_share_a_bias(as_flax):
     class Model(nnx.Module):
         def __init__(self):
             bias = t5_of(nnx_modules)
-            self.layers = nnx.List([nnx_layer(nnx_modules.positional_attention(0, bias=bias)) for _ in range(2)])
+            self.layers = nnx.List([nnx_layer(nnx_modules.positional_attention(bias=bias)) for _ in range(2)])
 
         def __call__(self, x):
             return self.layers[1](self.layers[0](x))
@@ -643,7 +644,7 @@ def test_layers_share_a_bias(as_flax):
         def __call__(self, x, positions):
             bias = linen.T5Bias(2)
             for _ in range(2):
-                attend = functools.partial(linen.positional_attention(0, bias=bias), input_positions=positions)
+                attend = functools.partial(linen.positional_attention(bias=bias), input_positions=positions)
                 x = nn.MultiHeadDotProductAttention(2, attention_fn=attend)(x)
             return x
 
@@ -682,7 +683,7 @@ def learned_bias(params):
 @pytest.mark.parametrize("name", tiered(LEARNED, ["ContentBias"]))
 def test_the_cache_of_both_layers(as_flax, name):
     bias_in_float64, order = LEARNED[name][1], np.arange(6)
-    layer = nnx_layer(nnx_modules.positional_attention(8, **biased_by(nnx_modules, name)))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8, **biased_by(nnx_modules, name)))
     params = parameters(layer)["params"]
     bias = learned_bias(params)
     whole = layer_in_numpy(layer, X, order, CAUSAL, bias_in_float64(bias))
@@ -690,7 +691,7 @@ def test_the_cache_of_both_layers(as_flax, name):
     class Model(nn.Module):
         @nn.compact
         def __call__(self, x, positions):
-            attend = linen.positional_attention(8, **biased_by(linen, name))
+            attend = linen.positional_attention(rotation=8, **biased_by(linen, name))
             attend = functools.partial(attend, input_positions=positions)
             return nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend, name="layer")(x)
 
@@ -725,27 +726,26 @@ def shaw(rows, width, **settings):
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda f: f(0), ValueError, "positional_attention: bias or content_bias must be given with frequencies of width 0, got None"),
-        (lambda f: f(0, bias=3.0), TypeError, "positional_attention: bias must be a function of positions, got float 3.0"),
-        (lambda f: f(pe.axial(8, 2), bias=BIASES[0]), ValueError, "bias must be None with frequencies of 2 axes"),
-        (lambda f: f(0, bias=functools.partial(pe.alibi, heads=1))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
-        (lambda f: f(0, bias=lambda q, k: BIASES[0](k, q[:2]))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(2, 6, 2\)"),
-        (lambda f: f(0, bias=lambda q, k: jnp.zeros((3, 2, 6, 6)))(Q, K, V), ValueError, "must broadcast to the scores"),
-        (lambda f: f(0, bias=lambda q, k: 0.0)(Q, K, V), TypeError, "what bias returns must be a float array"),
-        (lambda f: f(0, content_bias=3.0), TypeError, "positional_attention: content_bias must be a function of positions, query and key, got float 3.0"),
-        (lambda f: f(pe.axial(8, 2), content_bias=shaw(5, 8)), ValueError, "content_bias must be None with frequencies of 2 axes"),
-        (lambda f: f(0, content_bias=lambda *_: jnp.zeros((1, 6, 6))), ValueError, r"positional_attention: content_bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
-        (lambda f: f(0, content_bias=lambda i, j, q, k: shaw(5, 8)(j[:2], i, q[:, :2], k)), ValueError, r"content_bias must return shape \(..., 2, 6, 6\), got \(2, 2, 2, 6\)"),
-        (lambda f: f(0, content_bias=lambda *_: jnp.zeros((3, 2, 6, 6))), ValueError, "what content_bias returns, of shape .* must broadcast to the scores"),
-        (lambda f: f(0, content_bias=lambda *_: 0.0), TypeError, "what content_bias returns must be a float array"),
-        (lambda f: f(0, content_bias=lambda i, j, _, k: shaw(5, 8)(j, i, k, k))(Q, K[:, :, :1], V[:, :, :1]), ValueError, r"content_bias must return shape \(..., 2, 6, 6\), got \(2, 1, 6, 6\)"),
-        (lambda f: f(0, content_bias=shaw(5, 4)), ValueError, "^content_bias: query must have shape"),
-        (lambda f: f(0, content_bias=shaw(5, 8, num_heads=3)), ValueError, "^content_bias: query must have shape"),
-        (lambda f: f(0, content_bias=shaw(5, 8))(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
-        (lambda f: f(0, bias=BIASES[0])(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
-        (lambda f: f(0, bias=BIASES[0])(Q[:, :1], K, V, input_positions=5), ValueError, "key_positions must be given where queries and keys differ in number, 1 and 6"),
-        (lambda f: f(0, bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\)"),
-        (lambda f: f(0, bias=BIASES[0])(Q, K, V, input_positions=[0] * 6), TypeError, "input_positions must be an integer or float array"),
+        (lambda f: f(), ValueError, "positional_attention: rotation, bias, content_bias or attention must be given, got none"),
+        (lambda f: f(rotation=0), ValueError, "rotation, bias, content_bias or attention must be given, got none"),
+        (lambda f: f(bias=3.0), TypeError, "positional_attention: bias must be a function of positions, got float 3.0"),
+        (lambda f: f(bias=functools.partial(pe.alibi, heads=1))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
+        (lambda f: f(bias=lambda q, k: BIASES[0](k, q[:2]))(Q, K, V), ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(2, 6, 2\)"),
+        (lambda f: f(bias=lambda q, k: jnp.zeros((3, 2, 6, 6)))(Q, K, V), ValueError, "must broadcast to the scores"),
+        (lambda f: f(bias=lambda q, k: 0.0)(Q, K, V), TypeError, "what bias returns must be a float array"),
+        (lambda f: f(content_bias=3.0), TypeError, "positional_attention: content_bias must be a function of positions, query and key, got float 3.0"),
+        (lambda f: f(content_bias=lambda *_: jnp.zeros((1, 6, 6))), ValueError, r"positional_attention: content_bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
+        (lambda f: f(content_bias=lambda i, j, q, k: shaw(5, 8)(j[:2], i, q[:, :2], k)), ValueError, r"content_bias must return shape \(..., 2, 6, 6\), got \(2, 2, 2, 6\)"),
+        (lambda f: f(content_bias=lambda *_: jnp.zeros((3, 2, 6, 6))), ValueError, "what content_bias returns, of shape .* must broadcast to the scores"),
+        (lambda f: f(content_bias=lambda *_: 0.0), TypeError, "what content_bias returns must be a float array"),
+        (lambda f: f(content_bias=lambda i, j, _, k: shaw(5, 8)(j, i, k, k))(Q, K[:, :, :1], V[:, :, :1]), ValueError, r"content_bias must return shape \(..., 2, 6, 6\), got \(2, 1, 6, 6\)"),
+        (lambda f: f(content_bias=shaw(5, 4)), ValueError, "^content_bias: query must have shape"),
+        (lambda f: f(content_bias=shaw(5, 8, num_heads=3)), ValueError, "^content_bias: query must have shape"),
+        (lambda f: f(content_bias=shaw(5, 8))(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
+        (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
+        (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V, input_positions=5), ValueError, "key_positions must be given where queries and keys differ in number, 1 and 6"),
+        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\)"),
+        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=[0] * 6), TypeError, "input_positions must be an integer or float array"),
     ],
 )  # fmt: skip
 def test_bad_biases(make, call, error, match):
@@ -766,14 +766,14 @@ def test_bad_biases(make, call, error, match):
     ids=["nnx", "linen"],
 )
 def test_a_value_without_arrays(make):
-    attend = make(8)
-    assert attend == make(pe.geometric(8)) and hash(attend) == hash(make(pe.geometric(8)))
+    attend = make(rotation=8)
+    assert attend == make(rotation=pe.geometric(8)) and hash(attend) == hash(make(rotation=pe.geometric(8)))
     others = (
-        make(4),
-        make(8, layout="interleaved"),
-        make(8, part="last"),
-        make(8, bias=pe.alibi),
-        make(8, content_bias=pe.alibi),
+        make(rotation=4),
+        make(rotation=8, layout="interleaved"),
+        make(rotation=8, part="last"),
+        make(rotation=8, bias=pe.alibi),
+        make(rotation=8, content_bias=pe.alibi),
     )
     for other in others:
         assert attend != other
@@ -781,10 +781,10 @@ def test_a_value_without_arrays(make):
 
 
 def test_nothing_is_added_to_the_state():
-    layer, plain = nnx_layer(nnx_modules.positional_attention(8)), nnx_layer(nnx.dot_product_attention)
+    layer, plain = nnx_layer(nnx_modules.positional_attention(rotation=8)), nnx_layer(nnx.dot_product_attention)
     graphdef, state = nnx.split(layer)
     assert jax.tree.structure(nnx.to_pure_dict(state)) == jax.tree.structure(nnx.to_pure_dict(nnx.state(plain)))
-    assert graphdef == nnx.graphdef(nnx_layer(nnx_modules.positional_attention(8))) != nnx.graphdef(plain)
+    assert graphdef == nnx.graphdef(nnx_layer(nnx_modules.positional_attention(rotation=8))) != nnx.graphdef(plain)
     assert nnx.graphdef(nnx.merge(graphdef, state).attention_fn) == nnx.graphdef(layer.attention_fn)
 
 
@@ -797,14 +797,14 @@ def test_layers_of_equal_settings_are_traced_once(as_flax):
         return nnx.merge(graphdef, state)(x)
 
     for _ in range(2):
-        forward.trace(*nnx.split(nnx_layer(nnx_modules.positional_attention(8))), X)
+        forward.trace(*nnx.split(nnx_layer(nnx_modules.positional_attention(rotation=8))), X)
     assert len(traces) == 1
 
 
 @FIRST
 def test_transforms(make):
     """Under the strict promotion of these tests."""
-    attend, p = make(8), np.arange(6)
+    attend, p = make(rotation=8), np.arange(6)
     remat = jax.checkpoint(lambda q, k, v, p: attend(q, k, v, input_positions=p))
     each = lambda q, k, v: jax.vmap(remat, in_axes=(0, 0, 0, None))(q, k, v, p)  # noqa: E731
     y, _, back = dense(rope(Q, p), rope(K, p), V)
@@ -820,9 +820,9 @@ def test_transforms(make):
 def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
     """`jacfwd` and `hessian` along the input and all parameters, beside differences of the float64 layer."""
     bias_in_float64 = LEARNED[name][1]
-    layer = nnx_layer(nnx_modules.positional_attention(8, **biased_by(nnx_modules, name)))
+    layer = nnx_layer(nnx_modules.positional_attention(rotation=8, **biased_by(nnx_modules, name)))
     graphdef, state = nnx.split(layer)
-    attend = linen.positional_attention(8, **biased_by(linen, name))
+    attend = linen.positional_attention(rotation=8, **biased_by(linen, name))
     same = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
     draw = np.random.default_rng(5)
     random = lambda w: draw.normal(size=w.shape).astype(w.dtype)  # noqa: E731
@@ -857,7 +857,7 @@ def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
 @MAKERS
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_dtype_is_kept(as_flax, make, dtype):
-    assert jax.eval_shape(make(8), *(x.astype(dtype) for x in (Q, K, V))).dtype == dtype
+    assert jax.eval_shape(make(rotation=8), *(x.astype(dtype) for x in (Q, K, V))).dtype == dtype
 
 
 @FIRST
@@ -866,7 +866,7 @@ def test_a_float32_bias_of_16_bit_scores(make, dtype):
     """Under the strict promotion of these tests; with dropout, for which Flax adds the bias itself."""
     q, k, v = (x.astype(dtype) for x in (Q, K, V))
     bias = functools.partial(pe.alibi, heads=2)
-    attend = make(0, bias=bias)
+    attend = make(bias=bias)
 
     def with_and_without_dropout(q, k, v):
         # A rate so small that nothing is dropped.
@@ -884,7 +884,7 @@ def test_a_float32_bias_of_16_bit_scores(make, dtype):
 def test_scanned_nnx_layers(as_flax):
     rngs = [nnx.Rngs(i) for i in range(2)]
     layers = [
-        nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=nnx_modules.positional_attention(8), rngs=r)
+        nnx.MultiHeadAttention(2, 16, decode=False, attention_fn=nnx_modules.positional_attention(rotation=8), rngs=r)
         for r in rngs
     ]
     graphdef, _ = nnx.split(layers[0])
@@ -905,7 +905,7 @@ def test_scanned_linen_layers():
     class Block(nn.Module):
         @nn.compact
         def __call__(self, x, _):
-            return x + nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(8))(
+            return x + nn.MultiHeadDotProductAttention(2, attention_fn=linen.positional_attention(rotation=8))(
                 x, mask=CAUSAL
             ), None
 
@@ -923,29 +923,39 @@ def test_scanned_linen_layers():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda f: f(jnp.ones(4)), TypeError, "positional_attention: frequencies must be Frequencies or an integer width, got an array"),
-        (lambda f: f(7), ValueError, "positional_attention: frequencies must have an even dim, got 7"),
-        (lambda f: f(None), TypeError, "positional_attention: frequencies must be Frequencies or an integer width, got NoneType None"),
-        (lambda f: f(8, layout="x"), ValueError, "positional_attention: layout must be one of .* got 'x'"),
-        (lambda f: f(8, part="middle"), ValueError, "positional_attention: part must be one of .* got 'middle'"),
-        (lambda f: f(8)(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6, got None"),
-        (lambda f: f(8)(Q[:, :1], K, V, input_positions=3), ValueError, r"key_positions must be given where queries and keys differ in number, 1 and 6 \(Flax's cache has one query and a mask\), got None"),
-        (lambda f: f(8)(Q[:, :1], K, V, None, WRITTEN, input_positions=np.array([[3], [4]])), ValueError, r"input_positions must be one slot for all rows if the keys are Flax's cache \(for others, give key_positions\), got shape \(2, 1\)"),
-        (lambda f: f(8)(Q[:, :1], K, V, None, WRITTEN, input_positions=4, is_causal=True), ValueError, "is_causal must be False with one query, from which it hides all keys but the first, got True"),
-        (lambda f: f(8)(Q[:, :2], K, V, mask=CAUSAL[..., :2, :], input_positions=np.arange(2)), ValueError, "key_positions must be given where queries and keys differ in number, 2 and 6"),
-        (lambda f: f(8)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given where queries and keys differ in number, 6 and 2 "),
-        (lambda f: f(pe.axial(8, 2))(Q[:, :1], K, V, mask=WRITTEN, input_positions=np.zeros((1, 2), int)), ValueError, r"give key_positions\), got shape \(1, 2\)"),
-        (lambda f: f(8)(Q[:, :1], K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
-        (lambda f: f(8)(Q, K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
-        (lambda f: f(8)(Q, K, V, input_positions=3), ValueError, r"input_positions must hold 6 along the sequence, got shape \(\)"),
-        (lambda f: f(8)(Q, K, V, input_positions=np.array([[3], [4]])), ValueError, r"input_positions must hold 6 along the sequence, got shape \(2, 1\)"),
-        (lambda f: f(8)(Q, K, V, input_positions=np.arange(6), key_positions=np.arange(5)), ValueError, r"key_positions must hold 6 along the sequence, got shape \(5,\)"),
-        (lambda f: f(8)(Q, K, V, input_positions=np.zeros((3, 6), int)), ValueError, r"positional_attention: input_positions of shape \(3, 6\) must broadcast to query without heads"),
-        (lambda f: f(8)(Q, K, V, input_positions=[0, 1, 2, 3, 4, 5]), TypeError, "positional_attention: input_positions must be an integer or float array"),
-        (lambda f: f(16)(Q, K, V), ValueError, "frequencies of width 16 must fit into head_dim"),
-        (lambda f: f(8)(Q[0, :, 0], K, V), ValueError, r"positional_attention: query must have shape \(..., seq, heads, head_dim\), got \(6, 8\)"),
-        (lambda f: f(8)(Q, K.astype(int), V), TypeError, "positional_attention: key must be a float array"),
-        (lambda f: f(pe.axial(8, 2))(Q, K, V), ValueError, "positions must be given for frequencies of 2 axes"),
+        (lambda f: f(rotation=jnp.ones(4)), TypeError, "positional_attention: rotation must be a width, Frequencies, PoPE, a function of .* or None, got float32 of shape"),
+        (lambda f: f(rotation=7), ValueError, "positional_attention: rotation: frequencies must have an even dim, got 7"),
+        (lambda f: f(8), TypeError, "takes 0 positional arguments"),
+        (lambda f: f(rotation=True), TypeError, "rotation must be a width, .* got bool True"),
+        (lambda f: f(rotation=lambda *qkij: qkij[:2], layout="interleaved"), ValueError, "layout and part must be left out unless rotation is a width or Frequencies, got 'interleaved' and 'first'"),
+        (lambda f: f(bias=pe.alibi, part="last"), ValueError, "layout and part must be left out unless rotation is"),
+        (lambda f: f(rotation=8, num_axes=2), ValueError, "num_axes must be that of the frequencies, 1, or None, got 2"),
+        (lambda f: f(bias=pe.alibi, num_axes=0), ValueError, "num_axes must be at least 1, got 0"),
+        (lambda f: f(bias=pe.alibi, bias_positions="indices"), ValueError, "bias_positions must be one of .* got 'indices'"),
+        (lambda f: f(rotation=lambda q, k, i, j: q)(Q, K, V), TypeError, "what rotation returns must be query and key as float32 of shape"),
+        (lambda f: f(rotation=lambda q, k, i, j: (q, k[:, :, :1]))(Q, K, V), ValueError, r"rotation must return query and key as .* got .* \(2, 6, 1, 8\)"),
+        (lambda f: f(rotation=lambda q, k, i, j: (q, k.astype(jnp.bfloat16)))(Q, K, V), ValueError, "rotation must return query and key as .* and bfloat16"),
+        (lambda f: f(bias=pe.alibi, num_axes=2)(Q, K, V), ValueError, "input_positions must be given for positions of 2 coordinates, got None"),
+        (lambda f: f(rotation=8, layout="x"), ValueError, "positional_attention: layout must be one of .* got 'x'"),
+        (lambda f: f(rotation=8, part="middle"), ValueError, "positional_attention: part must be one of .* got 'middle'"),
+        (lambda f: f(rotation=8)(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6, got None"),
+        (lambda f: f(rotation=8)(Q[:, :1], K, V, input_positions=3), ValueError, r"key_positions must be given where queries and keys differ in number, 1 and 6 \(Flax's cache has one query and a mask\), got None"),
+        (lambda f: f(rotation=8)(Q[:, :1], K, V, None, WRITTEN, input_positions=np.array([[3], [4]])), ValueError, r"input_positions must be one slot for all rows if the keys are Flax's cache \(for others, give key_positions\), got shape \(2, 1\)"),
+        (lambda f: f(rotation=8)(Q[:, :1], K, V, None, WRITTEN, input_positions=4, is_causal=True), ValueError, "is_causal must be False with one query, from which it hides all keys but the first, got True"),
+        (lambda f: f(rotation=8)(Q[:, :2], K, V, mask=CAUSAL[..., :2, :], input_positions=np.arange(2)), ValueError, "key_positions must be given where queries and keys differ in number, 2 and 6"),
+        (lambda f: f(rotation=8)(Q, K[:, :2], V[:, :2], input_positions=np.arange(6)), ValueError, "key_positions must be given where queries and keys differ in number, 6 and 2 "),
+        (lambda f: f(rotation=pe.axial(8, 2))(Q[:, :1], K, V, mask=WRITTEN, input_positions=np.zeros((1, 2), int)), ValueError, r"give key_positions\), got shape \(1, 2\)"),
+        (lambda f: f(rotation=8)(Q[:, :1], K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
+        (lambda f: f(rotation=8)(Q, K, V, key_positions=np.arange(6)), ValueError, "input_positions must be given with key_positions, got None"),
+        (lambda f: f(rotation=8)(Q, K, V, input_positions=3), ValueError, r"input_positions must hold 6 along the sequence, got shape \(\)"),
+        (lambda f: f(rotation=8)(Q, K, V, input_positions=np.array([[3], [4]])), ValueError, r"input_positions must hold 6 along the sequence, got shape \(2, 1\)"),
+        (lambda f: f(rotation=8)(Q, K, V, input_positions=np.arange(6), key_positions=np.arange(5)), ValueError, r"key_positions must hold 6 along the sequence, got shape \(5,\)"),
+        (lambda f: f(rotation=8)(Q, K, V, input_positions=np.zeros((3, 6), int)), ValueError, r"positional_attention: input_positions of shape \(3, 6\) must broadcast to query without heads"),
+        (lambda f: f(rotation=8)(Q, K, V, input_positions=[0, 1, 2, 3, 4, 5]), TypeError, "positional_attention: input_positions must be an integer or float array"),
+        (lambda f: f(rotation=16)(Q, K, V), ValueError, "frequencies of width 16 must fit into head_dim"),
+        (lambda f: f(rotation=8)(Q[0, :, 0], K, V), ValueError, r"positional_attention: query must have shape \(..., seq, heads, head_dim\), got \(6, 8\)"),
+        (lambda f: f(rotation=8)(Q, K.astype(int), V), TypeError, "positional_attention: key must be a float array"),
+        (lambda f: f(rotation=pe.axial(8, 2))(Q, K, V), ValueError, "input_positions must be given for positions of 2 coordinates, got None"),
     ],
 )  # fmt: skip
 def test_bad_input(make, call, error, match):

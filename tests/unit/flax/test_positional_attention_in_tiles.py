@@ -70,7 +70,10 @@ def test_is_what_the_formula_says(make):
     biases = {"bias": functools.partial(pe.alibi, heads=2), "content_bias": content}
 
     def every(q, k, v):
-        made = {name: make(8, **biases, attention=functools.partial(TILED, **case[0])) for name, case in CASES.items()}
+        made = {
+            name: make(rotation=8, **biases, attention=functools.partial(TILED, **case[0]))
+            for name, case in CASES.items()
+        }
         of_linen = make is linen.positional_attention
         return {name: made[name](q, k, v, **CASES[name][1]) for name in made if not (of_linen and "index" in name)}
 
@@ -86,11 +89,11 @@ def test_is_what_the_formula_says(make):
 
 
 def test_a_step_of_flaxs_cache_and_positions_of_several_axes():
-    attend = nnx_modules.positional_attention(8, bias=functools.partial(pe.alibi, heads=2), attention=TILED)
+    attend = nnx_modules.positional_attention(rotation=8, bias=functools.partial(pe.alibi, heads=2), attention=TILED)
     written = (COUNTED <= 4)[None, None, None]
     grid = pe.axial(8, 2)
     places = np.stack([COUNTED // 3, COUNTED % 3], -1)
-    of_grid = nnx_modules.positional_attention(grid, attention=TILED)
+    of_grid = nnx_modules.positional_attention(rotation=grid, attention=TILED)
 
     def both(q, k, v):
         step = attend(q[:, 4:5], k, v, input_positions=jnp.array([4]), mask=written)
@@ -106,7 +109,7 @@ def test_a_step_of_flaxs_cache_and_positions_of_several_axes():
 
 def of_linen(attention):
     modules = {"bias": linen.T5Bias(2), "content_bias": linen.ContentBias(11, 8, source="query", scale=1.0)}
-    attend = linen.positional_attention(8, **modules, attention=attention)
+    attend = linen.positional_attention(rotation=8, **modules, attention=attention)
     return nn.MultiHeadDotProductAttention(2, attention_fn=attend)
 
 
@@ -114,7 +117,7 @@ def of_nnx(attention):
     rngs = nnx.Rngs(0)
     modules = {"bias": nnx_modules.T5Bias(2, rngs=rngs)}
     modules["content_bias"] = nnx_modules.ContentBias(11, 8, source="query", scale=1.0, rngs=rngs)
-    attend = nnx_modules.positional_attention(8, **modules, attention=attention)
+    attend = nnx_modules.positional_attention(rotation=8, **modules, attention=attention)
     return nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=rngs)
 
 
@@ -146,12 +149,14 @@ def test_trains_in_the_layers_of_both_stacks(as_flax):
 def test_memory_is_linear_in_a_layer(as_flax):
     def made():
         causal = functools.partial(pe.attention, causal=True)
-        attend = nnx_modules.positional_attention(16, bias=nnx_modules.ALiBi(2), attention=causal)
+        attend = nnx_modules.positional_attention(rotation=16, bias=nnx_modules.ALiBi(2), attention=causal)
         return nnx.MultiHeadAttention(2, 32, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
 
     graphdef, state = nnx.split(nnx.eval_shape(made))
     x = jax.ShapeDtypeStruct((1, 8192, 32), jnp.float32)
-    program = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x)).lower(state, x).compile()
+    ids = jax.ShapeDtypeStruct((1, 8192), jnp.int32)
+    packed = lambda state, x, ids: nnx.merge(graphdef, state)(x, mask=nnx_modules.SegmentMask(ids))  # noqa: E731
+    program = jax.jit(packed).lower(state, x, ids).compile()
     assert program.memory_analysis().temp_size_in_bytes < 2 * 8192**2  # a fourth of the matrix of scores
 
 
@@ -166,7 +171,7 @@ def test_the_kernel_in_a_layer(as_flax, monkeypatch):
     for implementation in ("xla", "mosaic_gpu"):
         attention = functools.partial(pe.attention, implementation=implementation, causal=True)
         bias = nnx_modules.T5Bias(2, bidirectional=False, rngs=nnx.Rngs(1))
-        attend = nnx_modules.positional_attention(64, bias=bias, attention=attention)
+        attend = nnx_modules.positional_attention(rotation=64, bias=bias, attention=attention)
         settings = {"decode": False, "dtype": jnp.bfloat16, "rngs": nnx.Rngs(0)}
         layer = nnx.MultiHeadAttention(2, 128, attention_fn=attend, **settings)
 
@@ -193,19 +198,17 @@ GIVEN = "bias key_data key_order key_positions key_segments query_data query_ord
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda f: f(8, attention="xla"), TypeError, "positional_attention: attention must be posenc_jax.attention or None, got"),
-        (lambda f: f(8, attention=functools.partial(pe.attention, **dict.fromkeys(GIVEN))), ValueError, f"attention must not bind {', '.join(GIVEN)}: the attention_fn gives it"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((1, 1, 6, 6), bool)), ValueError, r"positional_attention: mask must be one for all heads and queries with attention, \(..., 1, 1, 6\), got shape \(1, 1, 6, 6\); bind causal=True or a window"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((2, 2, 1, 6), bool)), ValueError, r"got shape \(2, 2, 1, 6\)"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((2, 1, 1, 5), bool)), ValueError, r"got shape \(2, 1, 1, 5\)"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, mask=np.ones((2, 1, 6), bool)), ValueError, r"got shape \(2, 1, 6\)"),  # by head
-        (lambda f: f(8, attention=TILED)(Q, K, V, np.zeros((1, 2, 6, 6))), ValueError, r"bias must be None with attention \(Flax's own attention takes it\), got \(1, 2, 6, 6\)"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, dropout_rate=0.5), ValueError, r"dropout_rate must be 0.0 with attention .* got 0.5"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, dtype=jnp.bfloat16), ValueError, "dtype must be None with attention"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, precision="highest"), ValueError, "precision must be None with attention .* got highest"),
-        (lambda f: f(8, attention=TILED)(Q, K, V, module=object()), ValueError, "module must be None with attention"),
-        (lambda f: f(8, bias=lambda i, j: jnp.zeros((3, 6, 6)), attention=TILED)(Q, K, V), ValueError, "bias"),
-        thorough(lambda f: f(8, attention=TILED)(Q, K, V, is_causal=1), TypeError, "is_causal must be"),
+        (lambda f: f(rotation=8, attention="xla"), TypeError, "positional_attention: attention must be posenc_jax.attention or None, got"),
+        (lambda f: f(rotation=8, attention=functools.partial(pe.attention, **dict.fromkeys(GIVEN))), ValueError, f"attention must not bind {', '.join(GIVEN)}: the attention_fn gives it"),
+        (lambda f: f(rotation=8, attention=TILED)(Q, K, V, mask=np.ones((2, 1, 1, 5), bool)), ValueError, r"mask must have the axes .* got \(2, 1, 1, 5\)"),
+        (lambda f: f(rotation=8, attention=TILED)(Q, K, V, mask=np.ones((2, 1, 5), bool)), ValueError, r"mask must have the axes .* got \(1, 2, 1, 5\)"),
+        (lambda f: f(rotation=8, attention=TILED)(Q, K, V, np.zeros((1, 2, 6, 6))), ValueError, r"bias must be None with attention \(Flax's own attention takes it\), got \(1, 2, 6, 6\)"),
+        (lambda f: f(rotation=8, attention=TILED)(Q, K, V, dropout_rate=0.5), ValueError, r"dropout_rate must be 0.0 with attention .* got 0.5"),
+        (lambda f: f(rotation=8, attention=TILED)(Q, K, V, dtype=jnp.bfloat16), ValueError, "dtype must be None with attention"),
+        (lambda f: f(rotation=8, attention=TILED)(Q, K, V, precision="highest"), ValueError, "precision must be None with attention .* got highest"),
+        (lambda f: f(rotation=8, attention=TILED)(Q, K, V, module=object()), ValueError, "module must be None with attention"),
+        (lambda f: f(rotation=8, bias=lambda i, j: jnp.zeros((3, 6, 6)), attention=TILED)(Q, K, V), ValueError, "bias"),
+        thorough(lambda f: f(rotation=8, attention=TILED)(Q, K, V, is_causal=1), TypeError, "is_causal must be"),
     ],
 )  # fmt: skip
 def test_bad_input(make, call, error, match):
@@ -215,8 +218,8 @@ def test_bad_input(make, call, error, match):
 
 def test_what_changes_nothing_is_taken():
     """Layers always pass these; dropout is off where it is deterministic."""
-    attend = nnx_modules.positional_attention(8, attention=lambda *qkv, **options: options)
+    attend = nnx_modules.positional_attention(rotation=8, attention=lambda *qkv, **options: options)
     options = {"dropout_rng": 1, "broadcast_dropout": False, "dtype": jnp.float32, "precision": None, "module": None}
     assert attend(Q, K, V, dropout_rate=0.5, deterministic=True, **options) == {}
-    assert attend(Q, K, V, dropout_rate=0.0, is_causal=True, **options) == {"causal": True}
+    assert attend(Q, K, V, dropout_rate=0.0, is_causal=True, **options).keys() == {"causal", "query_order", "key_order"}
     assert attend(*map(np.float64, (Q, K, V))) == {}

@@ -29,8 +29,8 @@ def attend(bias):
     return pe.attention(X, X, X, bias=bias)
 
 
-def positional(bias=None, frequencies=8, make=nnx_modules.positional_attention):
-    return make(frequencies, bias=bias)(X, X, X)
+def positional(bias=None, rotation=8, make=nnx_modules.positional_attention):
+    return make(rotation=rotation, bias=bias)(X, X, X)
 
 
 # The name
@@ -49,9 +49,9 @@ NAMED = {
         lambda: attend(lambda i, j: attend(lambda i, j: pe.alibi(i, j, 0))[0, :, :, 0]),
         "alibi: heads must be at least 1, got 0",
     ),
-    "rotary in NNX": (lambda: positional(frequencies=16), "positional_attention: frequencies of width 16 must fit"),
+    "rotary in NNX": (lambda: positional(rotation=16), "positional_attention: frequencies of width 16 must fit"),
     "rotary in Linen": (
-        lambda: positional(frequencies=16, make=linen.positional_attention),
+        lambda: positional(rotation=16, make=linen.positional_attention),
         "positional_attention: frequencies of width 16 must fit",
     ),
     "a bias in NNX": (lambda: positional(lambda i, j: pe.t5(i, j, X[0, 0].T, max_distance=1)), "t5: max_distance must"),
@@ -116,7 +116,7 @@ class Submodule(nn.Module):
 
     @nn.compact
     def __call__(self):
-        return linen.positional_attention(0, bias=raising(self.error))(X, X, X)
+        return linen.positional_attention(bias=raising(self.error))(X, X, X)
 
 
 # What calls a function of the caller's
@@ -124,7 +124,7 @@ CALLS = {
     "attention": lambda error: attend(raising(error)),
     "positional_attention, NNX": lambda error: positional(raising(error)),
     "positional_attention, Linen": lambda error: Submodule(error).init(KEY),
-    "positional_attention, content": lambda error: nnx_modules.positional_attention(8, content_bias=raising(error))(X, X, X),
+    "positional_attention, content": lambda error: nnx_modules.positional_attention(rotation=8, content_bias=raising(error))(X, X, X),
     "ContentBias, NNX": lambda error: nnx_modules.ContentBias(3, 8, source="key", scale=1.0, embedding_init=raising(error), rngs=nnx.Rngs(0)),
     "LearnedEncoding, NNX": lambda error: nnx_modules.LearnedEncoding(4, 8, embedding_init=raising(error), rngs=nnx.Rngs(0)),
     "T5Bias, NNX": lambda error: nnx_modules.T5Bias(2, embedding_init=raising(error), rngs=nnx.Rngs(0)),

@@ -280,14 +280,14 @@ def test_attention_of_both_stacks(layout):
     phase, p = RNG.uniform(-6, 0, (2, 8)).astype(np.float32), np.array([5, 7, 8, 9, 1_000_000, 2_000_000_000])
     of_nnx = module(phase, layout)
     linen_pope, tiles = linen.PoPE(2, 16, head_axis=-2, layout=layout), functools.partial(pe.attention, causal=True)
-    variables, mask = {"params": {"pope": {"phase": phase}}}, np.tril(np.ones((1, 1, 6, 6), bool))
+    variables, mask = {"params": {"rotation": {"phase": phase}}}, np.tril(np.ones((1, 1, 6, 6), bool))
 
     def computed(q, k, v):
         scaled = functools.partial(tiles, scale=8**-0.5)  # what it is without
         for settings, options in (({}, {"mask": mask}), ({"attention": tiles}, {}), ({"attention": scaled}, {})):
             given = {"input_positions": p} | options
-            yield positional_attention(of_nnx, **settings)(q, k, v, **given)
-            yield linen.positional_attention(linen_pope, **settings).apply(variables, q, k, v, **given)
+            yield positional_attention(rotation=of_nnx, **settings)(q, k, v, **given)
+            yield linen.positional_attention(rotation=linen_pope, **settings).apply(variables, q, k, v, **given)
 
     omega, mu = 10_000.0 ** (-np.arange(8) / 8), softplus
     waves = np.cos((p[None, :, None, None] - p[:, None, None, None]) * omega + phase)
@@ -309,7 +309,7 @@ def from_rng(key, shape, dtype):
 def test_in_the_layers_of_flax():
     x = RNG.normal(size=(2, 5, 16)).astype(np.float32)
     layer = nnx.MultiHeadAttention(
-        2, 16, attention_fn=positional_attention(module(np.zeros((2, 8), np.float32))), decode=False, kernel_init=from_rng, rngs=nnx.Rngs(1)
+        2, 16, attention_fn=positional_attention(rotation=module(np.zeros((2, 8), np.float32))), decode=False, kernel_init=from_rng, rngs=nnx.Rngs(1)
     )  # fmt: skip
     graph, state = nnx.split(layer)
     loss = lambda state, x: jnp.sum(nnx.merge(graph, state)(x, mask=np.tril(np.ones((1, 1, 5, 5), bool))) ** 2)  # noqa: E731
@@ -341,11 +341,10 @@ NNX_POPE = functools.partial(PoPE, rngs=nnx.Rngs(0))
         (lambda: NNX_POPE(2, np.ones(8), head_axis=-2), TypeError, "PoPE: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
         (lambda: linen.PoPE(2, 15, head_axis=-2), ValueError, "PoPE: frequencies must have an even dim, got 15"),
         (lambda: linen.PoPE(2, 16, head_axis=None), TypeError, "PoPE: head_axis must be an integer, got NoneType None"),  # type: ignore
-        (lambda: positional_attention(NNX_POPE(2, 16, head_axis=-2), layout="interleaved"), ValueError, "positional_attention: layout and part must be left out with PoPE, which has its own, got 'interleaved' and 'first'"),
-        (lambda: positional_attention(NNX_POPE(2, 16, head_axis=-3)), ValueError, "positional_attention: frequencies must be PoPE with head_axis -2, got -3"),
-        (lambda: linen.positional_attention(NNX_POPE(2, 16, head_axis=-2)), TypeError, "positional_attention: frequencies must be Frequencies or an integer width, got PoPE"),  # type: ignore
-        (lambda: jax.eval_shape(positional_attention(NNX_POPE(3, 8, head_axis=-2)), H, H, H), ValueError, "positional_attention: frequencies must have width 16, twice the features of query"),
-        (lambda: jax.eval_shape(positional_attention(NNX_POPE(2, 16, head_axis=-2)), H, H, H), ValueError, r"positional_attention: phase must have shape \(8,\) or \(3, 8\) beside key"),
+        (lambda: positional_attention(rotation=NNX_POPE(2, 16, head_axis=-2), layout="interleaved"), ValueError, "positional_attention: layout and part must be left out unless rotation is a width or Frequencies, got 'interleaved' and 'first'"),
+        (lambda: positional_attention(rotation=NNX_POPE(2, 16, head_axis=-3)), ValueError, "positional_attention: rotation must be PoPE with head_axis -2, got -3"),
+        (lambda: jax.eval_shape(positional_attention(rotation=NNX_POPE(3, 8, head_axis=-2)), H, H, H), ValueError, "positional_attention: frequencies must have width 16, twice the features of query"),
+        (lambda: jax.eval_shape(positional_attention(rotation=NNX_POPE(2, 16, head_axis=-2)), H, H, H), ValueError, r"positional_attention: phase must have shape \(8,\) or \(3, 8\) beside key"),
     ],
 )  # fmt: skip
 def test_bad_input(call, error, match):

@@ -1,0 +1,113 @@
+"""The mask of a Flax attention layer: an array, or segments, which take memory linear in the length."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from posenc_jax._attention.parser import parse_pair, reject_returning_positions
+from posenc_jax._jax.arrays import align, unwrap_array
+from posenc_jax._jax.errors import invalid, require, require_type
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SegmentMask:
+    r"""A mask for Flax's attention layers under which tokens see only their own segment, as documents in a packed row.
+
+    Pass it to a layer whose `attention_fn` is made by `positional_attention`. With `attention=posenc_jax.attention` it
+    takes memory linear in the length; without, it becomes the matrix that
+    `nnx.make_attention_mask(segments, segments, jnp.equal)` is.
+
+    Examples:
+      >>> import functools
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> from flax import nnx
+      >>> from posenc_jax.nnx import ALiBi, SegmentMask, positional_attention
+      >>> tiles = functools.partial(pe.attention, causal=True)
+      >>> attend = positional_attention(bias=ALiBi(2), attention=tiles)
+      >>> layer = nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
+      >>> segments = jnp.array([[1, 1, 1, 2, 2]])  # two documents in one row
+      >>> x = jnp.ones((1, 5, 16))
+      >>> packed, alone = layer(x, mask=SegmentMask(segments)), layer(x[:, 3:])
+      >>> bool(jnp.allclose(packed[:, 3:], alone, atol=1e-6))
+      True
+
+    Args:
+      segments: integers of shape (..., queries): a number for each document, and one more for padding.
+      key_segments: likewise for other keys, (..., keys), as in cross-attention; None for those of the queries.
+    """
+
+    segments: ArrayLike
+    key_segments: ArrayLike | None = None
+
+
+def parse(mask: Any, query: jax.Array, key: jax.Array) -> Any:
+    """The mask as an array, as a `SegmentMask` that fits query and key, or None."""
+    if not isinstance(mask, SegmentMask):
+        mask = unwrap_array(mask)
+        fits = mask is None or isinstance(mask, (jax.Array, np.ndarray))
+        require_type(fits, "mask", "an array or a SegmentMask", mask)
+        return mask
+    keys = mask.segments if mask.key_segments is None else mask.key_segments
+    return SegmentMask(*parse_pair("segments", (mask.segments, keys), query, key))
+
+
+def is_by_query(mask: Any, queries: int) -> bool:
+    """Whether the mask may hide a key from one query and not from another."""
+    return isinstance(mask, SegmentMask) or mask is not None and mask.ndim > 1 and mask.shape[-2] == queries
+
+
+def for_flax(mask: Any) -> Any:
+    """The mask as an array that broadcasts to (..., heads, queries, keys)."""
+    if not isinstance(mask, SegmentMask):
+        return mask
+    queries, keys = map(jnp.asarray, (mask.segments, mask.key_segments))
+    return (queries[..., :, None] == keys[..., None, :])[..., None, :, :]
+
+
+def options(mask: Any, ndim: int) -> dict[str, Any]:
+    """The mask as options of `posenc_jax.attention` of queries with `ndim` axes."""
+    if mask is None:
+        return {}
+    if isinstance(mask, SegmentMask):
+        return {"query_segments": mask.segments, "key_segments": mask.key_segments}
+    return {"mask": align(jnp.asarray(mask).astype(bool), ndim)}
+
+
+def require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_causal: Any) -> None:
+    """Raises unless the keys may be Flax's cache: a step has one query, at the same slot in all rows, and a mask.
+
+    With several queries, without a mask or with per-row positions, the keys are not a cache: their positions are
+    unknown.
+    """
+    sizes = query.shape[-3], key.shape[-3]
+    if sizes[0] != 1 or mask is None:
+        differ = "where queries and keys differ in number, {} and {}".format(*sizes)
+        raise invalid(f"key_positions must be given {differ} (Flax's cache has one query and a mask), got None")
+    other = "if the keys are Flax's cache (for others, give key_positions)"
+    require(
+        positions.size == 1, "input_positions must be one slot for all rows {}, got shape {}", other, positions.shape
+    )
+    require(
+        not is_causal, "is_causal must be False with one query, from which it hides all keys but the first, got True"
+    )
+
+
+def require_apart(attention: Any, queries: Any, keys: Any, mask: Any, is_causal: Any) -> None:
+    """Raises if integer positions restart, as in packed rows, and no mask may keep documents apart.
+
+    Under a causal mask, by position or by index, a document would see those before it in its row.
+    """
+    bound = getattr(attention, "keywords", {})
+    window = bound.get("window")
+    left, right = window if isinstance(window, tuple) and len(window) == 2 else (None, None)
+    if (is_causal or bound.get("causal") or right is not None) and not is_by_query(mask, queries.shape[-1]):
+        remedy = "mask=SegmentMask(segments), or a mask of queries and keys, if the row holds several documents"
+        reject_returning_positions(queries, keys, left, "input_positions", remedy)

@@ -1,0 +1,193 @@
+"""positional_attention under any mask, rotation and kind of position: dense and in tiles, against float64."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc_jax as pe
+import posenc_jax.linen as linen
+import posenc_jax.nnx as nnx_modules
+from helpers.closeness import assert_within
+from helpers.quick import quick
+from helpers.tiers import thorough
+from oracles.attention import dense, may_see
+from posenc_jax.hf import rotary_from_config
+
+RNG = np.random.default_rng(5)
+Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
+COUNTED, RESTARTED = np.arange(6), np.int32([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 1]])
+SEGMENTS = np.int32([[1, 1, 1, 2, 2, -1], [4, 4, 4, 4, 0, 0]])
+OTHERS = np.int32([[4, 4, 0, 0, 0, 4], [4, 0, 4, 0, 4, 0]])
+BY_QUERY = RNG.random((2, 1, 6, 6)) < 0.6
+BY_QUERY |= np.eye(6, dtype=bool)  # Flax averages all values where a query sees nothing
+BY_HEAD = (RNG.random((1, 2, 6, 6)) < 0.6) | np.eye(6, dtype=bool)
+GRID = np.stack([COUNTED // 3, COUNTED % 3], -1)
+TIMES = np.float32([0, 0.5, 0.5, 2.25, 7, 100])
+SLOPES = np.float64([0.2, 0.7])
+OF_HEADS = np.float32(RNG.uniform(0.1, 1, (2, 1, 4)))  # heads, axes, pairs
+PLAN = rotary_from_config({"model_type": "llama4_text", "head_dim": 8, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]})  # fmt: skip
+
+
+def manhattan(i, j):
+    """A bias of coordinates (..., tokens, 2), (..., heads, queries, keys)."""
+    apart = abs(i[..., :, None, :] - j[..., None, :, :]).sum(-1)
+    return -(SLOPES.astype(apart.dtype) if apart.dtype.kind == "f" else SLOPES.astype(np.float32))[:, None, None] * apart[..., None, :, :].astype(np.float32)  # fmt: skip
+
+
+def apart(i, j):
+    """A bias of one number per token."""
+    return -SLOPES.astype(np.float32)[:, None, None] * abs(i[..., None, :, None] - j[..., None, None, :]).astype(
+        np.float32
+    )
+
+
+def of_content(i, j, query, key):
+    """A bias of coordinates and tokens."""
+    module = jnp if isinstance(query, jax.Array) else np
+    rows = module.moveaxis(query[..., :2], -2, -3)  # (..., heads, queries, 2)
+    return (rows @ module.swapaxes(j[..., None, :, :].astype(np.float32), -1, -2)) / 8
+
+
+def by_heads(query, key, i, j):
+    return tuple(pe.rotary(x, p, OF_HEADS, head_axis=-2) for x, p in ((query, i), (key, j)))
+
+
+def of_plan(query, key, i, j):
+    query = PLAN.rotate(query, 3, i, head_axis=-2, role="query")  # scales queries by position, and does not rotate
+    return query, PLAN.rotate(key, 3, j, head_axis=-2, role="key")
+
+
+def rotated(positions, omega, x=Q):
+    """x in float64, pairs (i, i + 4); the angles (..., 4) are Σ over coordinates, or of each head."""
+    angles = np.asarray(positions, np.float64)[..., None, None] * omega
+    first, second = np.float64(x[..., :4]), np.float64(x[..., 4:])
+    c, s = np.cos(angles), np.sin(angles)
+    return np.concatenate([first * c - second * s, second * c + first * s], -1)
+
+
+ROPE = 10_000.0 ** (-np.arange(4) / 4)
+TURNED = rotated(COUNTED, ROPE), rotated(COUNTED, ROPE, K)
+AXIAL = np.stack([np.repeat(GRID[:, :1], 2, 1), np.repeat(GRID[:, 1:], 2, 1)], 1).reshape(6, 4)
+AXIAL_TURNED = [rotated(np.ones(6), (AXIAL * np.tile([1, 0.01], 2))[:, None], x) for x in (Q, K)]
+CAUSAL = may_see(COUNTED, COUNTED, causal=True)
+# name → settings, options of `attention`, the call, rotated query and key, bias, what is seen
+CASES = {
+    "a mask of queries and keys": ({"rotation": 8}, {"mask": BY_QUERY}, TURNED, 0, BY_QUERY),
+    "a mask of each head, in floats": ({"bias": apart}, {"mask": np.float32(BY_HEAD)}, (Q, K), apart(COUNTED, COUNTED), BY_HEAD),
+    "a mask of queries and keys alone": ({"bias": apart}, {"mask": BY_QUERY[0, 0]}, (Q, K), apart(COUNTED, COUNTED), BY_QUERY[:1]),
+    "segments": ({"rotation": 8}, {"mask": nnx_modules.SegmentMask(SEGMENTS)}, TURNED, 0, may_see(COUNTED, COUNTED, segments=(SEGMENTS,) * 2)),
+    "segments of other keys": ({"bias": apart}, {"mask": nnx_modules.SegmentMask(OTHERS, SEGMENTS[1:])}, (Q, K), apart(COUNTED, COUNTED),
+        may_see(COUNTED, COUNTED, segments=(OTHERS, SEGMENTS[1:]))),
+    "packed": ({"bias": apart}, {"mask": nnx_modules.SegmentMask(SEGMENTS), "input_positions": RESTARTED, "is_causal": True}, (Q, K),
+        apart(RESTARTED, RESTARTED), may_see(COUNTED, COUNTED, segments=(SEGMENTS,) * 2) & CAUSAL),
+    "axes, a bias of the index": ({"rotation": pe.axial(8, 2), "bias": apart, "bias_positions": "index"}, {"input_positions": GRID}, AXIAL_TURNED, apart(COUNTED, COUNTED), True),
+    "axes, a bias of coordinates": ({"rotation": pe.axial(8, 2), "bias": manhattan}, {"input_positions": np.stack([GRID] * 2), "is_causal": True}, AXIAL_TURNED, manhattan(GRID, GRID), CAUSAL),
+    "coordinates without a rotation": ({"bias": manhattan, "content_bias": of_content, "num_axes": 2}, {"input_positions": GRID}, (Q, K), manhattan(GRID, GRID) + of_content(GRID, GRID, Q, K), True),
+    "times": ({"rotation": 8, "bias": apart}, {"input_positions": TIMES, "is_causal": True}, (rotated(TIMES, ROPE), rotated(TIMES, ROPE, K)), apart(TIMES, TIMES), CAUSAL),
+    "times, a bias of the index": ({"rotation": 8, "bias": apart, "bias_positions": "index"}, {"input_positions": TIMES[::-1]}, (rotated(TIMES[::-1], ROPE), rotated(TIMES[::-1], ROPE, K)), apart(COUNTED, COUNTED), True),
+    "a bias of the index at positions": ({"bias": apart, "bias_positions": "index"}, {"input_positions": COUNTED * 7, "key_positions": COUNTED}, (Q, K), apart(COUNTED, COUNTED), True),
+    "frequencies of each head": ({"rotation": by_heads}, {"input_positions": COUNTED + 3}, (rotated(COUNTED, OF_HEADS[:, 0]), rotated(COUNTED, OF_HEADS[:, 0], K)), 0, True),
+    "a layer of a plan": ({"rotation": of_plan}, {"input_positions": COUNTED * 9000}, (Q * (1 + 0.1 * np.log(1 + (COUNTED * 9000 + 1) // 8192))[:, None, None], K), 0, True),
+}  # fmt: skip
+WAYS = {
+    "nnx": (nnx_modules.positional_attention, None),
+    "nnx, tiles": (nnx_modules.positional_attention, functools.partial(pe.attention, block_size=4)),
+    "linen": (linen.positional_attention, None),
+    "linen, tiles": (linen.positional_attention, functools.partial(pe.attention, block_size=4)),
+}
+
+
+@pytest.fixture
+def as_flax():
+    """Flax's own layers add biases of other ranks and dtypes."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("way", ["nnx", "nnx, tiles", thorough("linen"), thorough("linen, tiles")])
+def test_each_is_attention_as_it_says(way, as_flax):
+    make, attention = WAYS[way]
+
+    def every(q, k, v):
+        for name, (settings, call, *_) in CASES.items():
+            if make is nnx_modules.positional_attention or "is_causal" not in call:  # Linen has no is_causal
+                yield name, make(**settings, attention=attention)(q, k, v, **call)
+
+    for name, got in quick(lambda *qkv: dict(every(*qkv)))(Q, K, V).items():
+        *_, (q, k), bias, seen = CASES[name]
+        assert_within(got, dense(q, k, V, bias, seen).y, 3e-6, against=name)
+
+
+def layer_of(stack, attend):
+    """An attention layer of either stack, as a function of its input and mask."""
+    if stack == "nnx":
+        layer = nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
+        graphdef, state = nnx.split(layer)
+        return state, lambda state, x, **options: nnx.merge(graphdef, state)(x, **options)
+    layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
+    return layer.init(jax.random.key(0), np.zeros((1, 6, 16), np.float32)), layer.apply
+
+
+@pytest.mark.parametrize("stack", ["nnx", thorough("linen")])
+def test_packed_documents_are_as_if_alone(stack, as_flax):
+    """Outputs and gradients of a packed row are those of its documents, whose positions need not restart."""
+    modules = nnx_modules if stack == "nnx" else linen
+    tiles = functools.partial(pe.attention, causal=True, block_size=4)
+    state, call = layer_of(stack, modules.positional_attention(rotation=8, bias=modules.ALiBi(2), attention=tiles))
+    x, ids = RNG.normal(size=(1, 6, 16)).astype(np.float32), np.int32([[5, 5, 5, 5, 2, 2]])
+
+    def outputs(state):
+        yield call(state, x, mask=modules.SegmentMask(ids))
+        yield jnp.concatenate([call(state, x[:, :4]), call(state, x[:, 4:])], 1)
+
+    def gradients(state):
+        return [jax.grad(lambda s, n=n: (list(outputs(s))[n] ** 2).sum())(state) for n in range(2)]
+
+    (packed, alone), (by_packed, by_alone) = quick(lambda s: (list(outputs(s)), gradients(s)))(state)
+    assert_within(packed, alone, 1e-6, against="each document alone")
+    for got, want in zip(jax.tree.leaves(by_packed), jax.tree.leaves(by_alone), strict=True):
+        assert_within(got, want, 1e-5, against="each document alone")
+
+
+def attend(**settings):
+    """The call of a new attention_fn, traced as far as its type."""
+    call = settings.pop("call")
+    return jax.eval_shape(lambda q: nnx_modules.positional_attention(rotation=8, **settings)(q, q, q, **call), Q)
+
+
+def test_positions_that_restart_need_segments_or_a_mask_of_queries():
+    bound, window = (functools.partial(pe.attention, **x) for x in ({"causal": True}, {"window": (9, 0)}))
+    restarted = {"input_positions": RESTARTED}
+    ways = (None, restarted | {"is_causal": True}), (pe.attention, restarted | {"is_causal": True}), (bound, restarted), (window, restarted)  # fmt: skip
+    for attention, call in ways:
+        for more in {}, {"mask": np.ones((2, 1, 1, 6), bool)}:
+            message = "^positional_attention: input_positions must not return .* pass mask=SegmentMask"
+            with pytest.raises(ValueError, match=message):
+                attend(attention=attention, call=call | more)
+        for mask in nnx_modules.SegmentMask(SEGMENTS), BY_QUERY, BY_HEAD[0, 0]:
+            attend(attention=attention, call=call | {"mask": mask})
+        traced = functools.partial(lambda call, p: attend(attention=bound, call=call | {"input_positions": p}), call)
+        jax.eval_shape(traced, RESTARTED)
+    attend(attention=None, call=restarted)  # both directions
+    attend(attention=pe.attention, call=restarted)
+
+
+def test_what_fits_no_segments():
+    bad = {
+        "ids of 5 tokens": ((SEGMENTS[:, :5],), r"query_segments must have shape \(..., 6\), got \(2, 5\)"),
+        "ids of 3 rows": ((np.zeros((3, 6), int),), r"query_segments of shape \(3, 6\) must broadcast"),
+        "ids of keys": ((SEGMENTS, SEGMENTS[:, :4]), r"key_segments must have shape \(..., 6\), got \(2, 4\)"),
+    }
+    for name, (segments, message) in bad.items():
+        for attention in None, pe.attention:
+            with pytest.raises(ValueError, match=message):
+                attend(attention=attention, call={"mask": nnx_modules.SegmentMask(*segments)})
+                raise AssertionError(name)
+    for mask in np.float32(SEGMENTS), "ids":
+        with pytest.raises(TypeError, match="mask must be an array or a SegmentMask|query_segments must be an integer"):
+            attend(call={"mask": mask if isinstance(mask, str) else nnx_modules.SegmentMask(mask)})
