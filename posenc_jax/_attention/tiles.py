@@ -158,7 +158,8 @@ def _cut_mask(tile: Tile, queries: int, keys: int) -> jax.Array:
         length = x.shape[axis]
         if length == 1:  # the same for all tokens
             continue
-        start = tokens.block * np.int32(size)
+        block: Any = tokens.block
+        start = block * np.int32(size)
         x = lax.dynamic_slice_in_dim(x, start, size, axis)  # the last block starts where a whole one still fits,
         if length % size:  # so its tokens move to where they are in the block
             x = jnp.roll(x, jnp.minimum(0, length - size - start), axis)

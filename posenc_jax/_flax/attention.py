@@ -53,10 +53,12 @@ class PositionalSettings:
         cls, rotation: Any, layout: Any, part: Any, num_axes: Any, bias_positions: Any, pope: Any
     ) -> tuple[PositionalSettings, Any]:
         """The settings, and what they do not hold: a module of the class `pope`, or a function that rotates."""
-        default_layout = (checks.layout("layout", layout), checks.part("part", part)) == ("half", "first")
-        frequencies, module = None, None
-        if isinstance(rotation, pope):
-            module, frequencies = rotation, rotation.frequencies
+        given = checks.layout("layout", layout), checks.part("part", part)
+        module: Any = None
+        frequencies, polar = None, isinstance(rotation, pope)
+        if polar:
+            module = rotation
+            frequencies, layout = module.frequencies, module.layout
             require(module.head_axis == -2, "rotation must be PoPE with head_axis -2, got {}", module.head_axis)
         elif isinstance(rotation, (Frequencies, int, np.integer)) and not isinstance(rotation, bool):
             with labelled("rotation"):
@@ -66,16 +68,13 @@ class PositionalSettings:
             require_type(rotation is None or callable(rotation), "rotation", expected, rotation)
             module = rotation
         message = "layout and part must be left out unless rotation is a width or Frequencies, got {!r} and {!r}"
-        require(default_layout or module is None and frequencies is not None, message, layout, part)
+        require(given == ("half", "first") or module is None and frequencies is not None, message, *given)
         axes = 1 if frequencies is None else frequencies.num_axes
         if num_axes is not None:
-            given = checks.positive_int("num_axes", num_axes)
             message = "num_axes must be that of the frequencies, {}, or None, got {}"
-            require(frequencies is None or given == axes, message, axes, given)
-            axes = given
+            require(frequencies is None or checks.positive_int("num_axes", num_axes) == axes, message, axes, num_axes)
+            axes = checks.positive_int("num_axes", num_axes)
         checks.one_of("bias_positions", bias_positions, get_args(PositionKind))
-        polar = module is not None and frequencies is not None
-        layout = module.layout if polar else layout
         return cls(frequencies, layout, part, polar, axes, bias_positions), module
 
     def attend(
@@ -146,7 +145,8 @@ class PositionalSettings:
         if queries is not None and biased_by_input != masks_by_input:
             positions = self._bias_positions(query, key, queries, keys)
             has_coordinates = biased_by_input and self.num_axes > 1
-            data["positions"] = tuple(_as_data(x, query.ndim, has_coordinates) for x in positions)
+            of_queries, of_keys = (_as_data(x, query.ndim, has_coordinates) for x in positions)
+            data["positions"] = of_queries, of_keys
         if data:
             options |= {f"{side}_data": {n: x[i] for n, x in data.items()} for i, side in enumerate(("query", "key"))}
         return options | {"bias": functools.partial(_tile_bias, biases)}
@@ -196,7 +196,8 @@ class PositionalSettings:
         self, name: str, x: Any, positions_name: str, positions: Any, phase: jax.Array | None, factor: float = 1.0
     ) -> jax.Array:
         """`pope` of the query or the key, which errors call `name`, times a factor."""
-        frequencies = self.frequencies.with_attention_factor(factor * self.frequencies.attention_factor)
+        frequencies: Any = self.frequencies
+        frequencies = frequencies.with_attention_factor(factor * frequencies.attention_factor)
         options = frequencies, phase, self.layout, -2
         parsed = parse_pope(x, positions, *options, name=name, positions_name=positions_name)
         x, positions, frequencies, phase, heads = parsed

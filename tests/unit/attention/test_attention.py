@@ -541,6 +541,23 @@ def test_derivatives_in_shard_map(over, name):
     check(got, exact(q, k, v, parameters, bias, i=POSITIONS[:n], causal=True, dy=w).by)
 
 
+def test_minus_infinity_in_a_bias_hides_a_key():
+    """Results and gradients, of the bias too, are those of a mask; where nothing is seen they are 0."""
+    hidden = (np.arange(LENGTH)[:, None] + 2 * np.arange(LENGTH)) % 3 == 0
+    hidden[4] = True
+
+    def masked(i, j, slopes):
+        hides = ((i[..., :, None] + 2 * j[..., None, :]) % 3 == 0) | (i[..., :, None] == 4)
+        return jnp.where(hides[..., None, :, :], -jnp.inf, pe.alibi(i, j, slopes))
+
+    got = both(functools.partial(tiled, bias=masked, block_size=4), Q, K, V, (SLOPES,))
+    table = alibi(tile(POSITIONS, POSITIONS), SLOPES)
+    y, _, back = dense(Q, K, V, table, ~hidden)
+    dq, dk, dv, ds = back(W)
+    by_slopes = (ds * table / np.float64(SLOPES)[:, None, None]).sum((0, 2, 3))
+    check(got, (y, (dq, dk, dv, (by_slopes,))))
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("spec", [P("d"), P(None, None, "d")], ids=["batch", "heads"])
 def test_on_a_mesh_with_explicit_axes(spec, on_cpu):
