@@ -81,17 +81,17 @@ def parse_positions(name: str, positions: Any, frequencies: AnyFrequencies) -> j
     if not isinstance(frequencies, Frequencies):
         spec, frequencies_spec = (jax.typeof(x).sharding.spec for x in (positions, frequencies))
         checks.sharded_together({name: (*spec, None), "frequencies": frequencies_spec[-1:]})
-    return parse_coordinates(name, positions, num_axes_of(frequencies))
+    return parse_coordinates(name, positions, num_axes_of(frequencies), " of the frequencies")
 
 
-def parse_coordinates(name: str, positions: Any, num_axes: int) -> jax.Array:
+def parse_coordinates(name: str, positions: Any, num_axes: int, of: str = "") -> jax.Array:
     """Checked positions as (..., num_axes), whose last axis holds the coordinates; all are equal if it has size 1."""
     if num_axes == 1:
         if not isinstance(positions, jax.Array):  # stays NumPy's: JAX would compile a program for each shape
             return positions[..., None]
         return lax.expand_dims(positions, (positions.ndim,))  # eagerly faster than an index
     if positions.shape[-1:] not in ((num_axes,), (1,)):
-        axis = f"a last axis of size {num_axes}, one for each coordinate of a position"
+        axis = f"a last axis of size {num_axes}, one coordinate for each axis{of}"
         ways = f"pass {name}[..., None] if all coordinates are equal, as those of text are"
         if positions.ndim > 1 and positions.shape[0] == num_axes:
             ways += f", or jnp.moveaxis({name}, 0, -1) if the first axis is that of the coordinates"

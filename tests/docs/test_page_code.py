@@ -387,14 +387,12 @@ def with_changes(code, changes):
 
 
 LAYOUTS = "half", "interleaved"
-PARENTS, PREFIX = [-1, 0, 0, 1, 1, 2], 5
-PATHS = [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5]]
 COORDINATES = np.array([[0, 0, 0], *([1, r, c] for r in (1, 2) for c in (1, 2, 3)), [4, 4, 4], [5, 5, 5]])
 SHAW = float32s(5, WIDTH)
 CONFORMER = float32s(WIDTH, HEADS * WIDTH), *float32s(2, HEADS, WIDTH)
 SAM = float32s(5, WIDTH), float32s(7, WIDTH)
 LOGITS, T5, TWELVE = float32s(2, 12, HEADS), float32s(32, HEADS), float32s(3, 2, 12, HEADS, WIDTH)
-NINE, DRAFTS, CACHED = float32s(3, 1, 9, HEADS, WIDTH), float32s(3, 1, 6, HEADS, WIDTH), float32s(2, 1, 5, HEADS, WIDTH)
+NINE = float32s(3, 1, 9, HEADS, WIDTH)
 
 
 @functools.cache
@@ -409,19 +407,9 @@ def of_recipes():
         pages.definition("docs/recipes.md", "forgetting"),
         pages.definition("docs/recipes.md", "attention_layer"),
         pages.definition("docs/recipes.md", "extend"),
-        pages.block("docs/recipes.md", "parents = "),
-        with_changes(pages.block("docs/recipes.md", "def verify"), {"prefix = 100": f"prefix = {PREFIX}"}),
     ]
     f = pe.multi_section(F, (1, 2, 1))
     page = types.SimpleNamespace(**pages.run("\n".join(code), NAMES | {"rotate": rotate, "f": f}))
-    assert page.parents == PARENTS
-
-    def batches(q, k, v):
-        names = pages.run(
-            pages.block("docs/recipes.md", "def attend(positions"), NAMES | {"rotate": rotate, "q": q, "k": k, "v": v}
-        )
-        kinds = (("of_padded", "mask"), ("of_packed", "ids"))
-        return [names["attend"](names[positions], names[ids]) for positions, ids in kinds]
 
     def decoded(q, k, v):
         caches = (jnp.zeros((1, 16, HEADS, WIDTH)),) * 2
@@ -430,7 +418,7 @@ def of_recipes():
         return jnp.concatenate([first, last], axis=1)
 
     @quick
-    def outputs(twelve, nine, drafts, cached):
+    def outputs(twelve, nine):
         return {
             "sincos2d": page.sincos2d(4, 6, 64),
             "moco_v3": page.moco_v3(4, 64),
@@ -439,13 +427,11 @@ def of_recipes():
             "conformer": page.conformer(*twelve, *CONFORMER),
             "sam": page.sam_attention(*twelve, *SAM),
             "forgetting": page.forgetting(*twelve, LOGITS),
-            "batches": batches(*twelve),
             "plain": page.attention_layer(T5, *twelve, F),
             "m-rope": decoded(*nine),
-            "tree": page.verify(*drafts, rotate(cached[0]), cached[1]),
         }
 
-    return jax.tree.map(np.asarray, outputs(TWELVE, NINE, DRAFTS, CACHED))
+    return jax.tree.map(np.asarray, outputs(TWELVE, NINE))
 
 
 def test_tables_of_big_vision_and_moco():
@@ -475,16 +461,6 @@ def test_biases_that_see_the_tokens():
         assert_within(of_recipes()[name], each.y, 5e-6, against=f"float64, {name}")
 
 
-def test_batches():
-    """A padded prompt and a packed document, as alone."""
-    for got, start in zip(of_recipes()["batches"], (4, 5), strict=True):
-        places = np.arange(12 - start)
-        q, k, v = TWELVE[:, :1, start:]
-        seen = attention.may_see(places, places, causal=True)
-        want = attention.dense(turned(q, places), turned(k, places), v, seen=seen).y
-        assert_within(got[:1, start:], want, 3e-6, against="float64")
-
-
 def test_attention_in_plain_jax():
     i = np.arange(12)
     bias = np.moveaxis(T5[np.maximum(i[:, None] - i, 0)], -1, 0)  # each distance below 16 has a bucket
@@ -500,14 +476,19 @@ def test_decoding_with_m_rope():
     assert_within(of_recipes()["m-rope"], attention.dense(q, k, NINE[2], seen=seen).y, 3e-6, against="float64")
 
 
-@pytest.mark.parametrize("draft", range(6))
-def test_a_tree_of_drafts(draft):
-    """Each draft, as its path alone."""
-    query = DRAFTS[0][:, draft : draft + 1]
-    keys, values = (np.concatenate([c, x[:, PATHS[draft]]], axis=1) for c, x in zip(CACHED, DRAFTS[1:], strict=True))
-    places = np.arange(keys.shape[1])
-    want = attention.dense(turned(query, places[-1:]), turned(keys, places), values).y
-    assert_within(of_recipes()["tree"][:, draft : draft + 1], want, 3e-6, against="float64")
+# masks.md
+
+
+def test_a_draft_sees_its_path():
+    """Each draft of a tree, as its path alone after the prefix."""
+    q, k, v = TWELVE
+    names = NAMES | {"q": jnp.asarray(q), "k": k, "v": v, "same": lambda *_: True}
+    got = pages.run(pages.block("docs/masks.md", "parents"), names | {"pe": pe})["y"]
+    for draft, path in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4]]):
+        at = [*range(7), *(7 + n for n in path)]
+        query = rotations.rope(q[:, 7 + draft : 8 + draft], np.array([len(at) - 1]))
+        want = attention.dense(query, k[:, at], v[:, at]).y
+        assert_within(got[:, draft : draft + 1], want, 3e-6, against=f"draft {draft} alone")
 
 
 # huggingface.md
