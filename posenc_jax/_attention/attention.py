@@ -111,46 +111,43 @@ def attention(
       value: likewise, (..., keys, kv_heads, value_dim).
       bias: $b$, a function from the positions of a tile, (..., queries) and (..., keys), to floats that broadcast to
         (batch, heads, queries, keys).
-      query_data: an array or a pytree of arrays, (..., queries, heads or 1, …), for a bias that sees the tokens. It is
-        then called as bias(i, j, query_data, key_data), with the data of a tile.
+      query_data: an array or a pytree of arrays, (..., queries, heads or 1, …), for a bias that sees the tokens: it is
+        called as bias(i, j, query_data, key_data), with those of a tile.
       key_data: likewise, (..., keys, kv_heads or 1, …).
       query_positions: integers of shape (..., queries), broadcast to query's leading axes. None counts from 0, which
-        requires as many keys as queries if a mask or bias reads positions.
-      key_positions: likewise, (..., keys). Give both or neither, as with orders and segments.
-      query_order: integers of shape (..., queries), broadcast likewise, such as cache slots. Causal masks by them,
-        not by positions.
+        requires as many keys as queries if a mask or bias reads them.
+      key_positions: likewise, (..., keys); both or neither, as orders and segments.
+      query_order: integers of shape (..., queries), such as cache slots, by which causal masks, not by positions.
       key_order: likewise for the keys.
-      query_segments: integers of shape (..., queries). A query sees only keys with the same number.
+      query_segments: integers of shape (..., queries). A query sees only keys of the same number.
       key_segments: likewise for the keys.
-      mask: booleans, True where a query sees a key, of shape (..., heads, queries, keys), where each axis may be 1, as
-        for `jax.nn.dot_product_attention`.
-      causal: whether to mask keys at positions after the query's, or of a later order.
+      mask: booleans (..., heads, queries, keys), True where a query sees a key; any axis may be 1.
+      causal: whether to mask keys after the query, by position or order.
       window: (left, right): a query at $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$; None for no
         bound.
       logits_soft_cap: $a$, from 1e-30 to 1e30, for the scores $a \tanh(c\,q_i \cdot k_j / a) + b(i, j)$.
       sinks: floats of shape (heads,), the score of one more key per head, of value 0.
-      scale: $c$; None for $1/\sqrt{\text{head\_dim}}$. An array that broadcasts to (..., queries, heads) multiplies the
-        query.
-      block_size: the most queries and keys in a tile.
+      scale: $c$; None for $1/\sqrt{\text{head\_dim}}$. An array (..., queries, heads) multiplies the query.
+      block_size: the most queries and keys per tile.
       implementation: "xla" or None; "mosaic_gpu" for experimental kernels for NVIDIA Hopper GPUs.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too.
 
     Returns:
       An array of shape (..., queries, heads, value_dim) and query's dtype, 0 where a query sees no key. With
-      return_residual, a pair with $\ell$, float32 (float64 for float64 operands) of shape (..., queries, heads),
-      $-\infty$ where a query sees neither key nor sink.
+      return_residual, a pair with $\ell$, float32 (float64 for float64 operands), (..., queries, heads), $-\infty$ where
+      a query sees neither key nor sink.
 
     Raises:
       TypeError: if an argument, the dtype of key or value, or what bias returns is of the wrong type.
       ValueError: if shapes or shardings do not fit, or a size other than a leading axis is symbolic.
       ValueError: if one of a pair of arguments is missing, data are given without bias, or orders without causal.
       ValueError: if concrete key positions return, as in packed rows, under a causal mask or a window bounded on the
-        right, without segments, orders or data.
+        right, without segments, orders, data or a mask of queries.
       ValueError: if a number is out of bounds, or the implementation is unknown or cannot compute this.
 
     Notes:
-      - Tiles that masks hide are skipped; the others compute their part of the bias, again in derivatives. Outside
-        `jax.jit`, calls with a bias recompile.
+      - Tiles that masks hide are skipped; others compute their bias, again in derivatives. Outside `jax.jit`, each call
+        with a bias recompiles.
       - Forward and reverse mode reach residuals and what bias closes over; second derivatives take linear memory too.
         Instead of `jax.linear_transpose`, use `jax.vjp`.
       - Scores and sums are float32 (float64 for float64 operands); weights are cast to value's dtype. Masked keys and
@@ -158,8 +155,8 @@ def attention(
       - Explicit axes of a mesh may shard the first leading axis and heads; under `jax.shard_map`, sequences too.
 
     See Also:
-      The pages "Attention in tiles" (masks, kernels), "Attention of today's models" (windows, orders), "Biases that see
-      the tokens" (data), "Many devices" (sharding, keys in parts).
+      The pages "Masks and packing", "Attention in tiles" (kernels), "Attention of today's models", "Biases that see the
+      tokens" (data), "Many devices" (sharding, keys in parts).
 
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,

@@ -101,19 +101,18 @@ def positional_attention(
       True
 
     Args:
-      rotation: what rotates queries and keys: a width, even and at most head_dim, or `Frequencies` of that width;
-        `PoPE` with head_axis -2; or a function of (query, key, query_positions, key_positions) that returns query and
-        key with their shapes and dtypes. None: nothing.
+      rotation: the width that rotates, even and at most head_dim; `Frequencies` of that width; `PoPE` with head_axis
+        -2; or a function of (query, key, query_positions, key_positions) that returns query and key. None: none.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
         of `posenc_jax.linen` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own.
-      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
-        `posenc_jax.attention`, with options bound by `functools.partial`, in memory linear in the length.
+      attention: `posenc_jax.attention`, with options bound by `functools.partial`, for linear memory; None for Flax's
+        `dot_product_attention`.
       layout: as for `posenc_jax.rotary`, for a width or `Frequencies`.
       part: likewise.
-      num_axes: the number of coordinates of a position; None for that of the frequencies, or 1.
-      bias_positions: the positions that biases get: "input" for those of the call, "index" for 0, 1, 2, ….
+      num_axes: the coordinates of a position; None for those of the frequencies, or 1.
+      bias_positions: what biases get: "input" for the positions of the call, "index" for 0, 1, 2, ….
 
     Returns:
       The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings. Its
@@ -122,8 +121,8 @@ def positional_attention(
     Raises:
       TypeError: if rotation, bias, content_bias or attention is of the wrong type.
       ValueError: if a setting is unknown, nothing is given, or attention binds an argument of the attention_fn. When
-        called: if positions are missing or not one per token, if concrete ones restart under a causal mask alone, if a
-        function returns another shape, or if attention cannot take an argument.
+        called: if positions are missing, not one per token, or concrete and restart under a causal mask alone; if a
+        function returns another shape; or if attention cannot take an argument.
 
     Notes:
       The attention_fn takes the arguments of `nn.dot_product_attention`, whose bias is added to these, a `SegmentMask`
@@ -132,14 +131,13 @@ def positional_attention(
       count from zero. If queries and keys differ in number, give both, except in a step of a layer with `decode=True`,
       whose keys are Flax's cache.
 
-      content_bias gets query and key, (..., seq, heads, head_dim), neither rotated nor scaled. Its result is not scaled
-      either.
+      content_bias gets query and key neither rotated nor scaled.
 
       A bias made outside any other module becomes part of the layer. One made in another module's `setup` or
       `@nn.compact` belongs to that one: layers that are given it share its parameters, and positions can be bound.
 
     See Also:
-      The guide to Flax models: where positions come from, decoding with Flax's cache, attention in tiles.
+      The guide to Flax models; Masks and packing.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.

@@ -97,42 +97,40 @@ def positional_attention(
       True
 
     Args:
-      rotation: what rotates queries and keys: a width, even and at most head_dim, or `Frequencies` of that width;
-        `PoPE` with head_axis -2; or a function of (query, key, query_positions, key_positions) that returns query and
-        key with their shapes and dtypes. None: nothing.
+      rotation: the width that rotates, even and at most head_dim; `Frequencies` of that width; `PoPE` with head_axis
+        -2; or a function of (query, key, query_positions, key_positions) that returns query and key. None: none.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
         of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
         `ContentBias`, or a module of your own.
-      attention: None for Flax's `dot_product_attention`, whose scores are a matrix of queries and keys. Or
-        `posenc_jax.attention`, with options bound by `functools.partial`, in memory linear in the length.
+      attention: `posenc_jax.attention`, with options bound by `functools.partial`, for linear memory; None for Flax's
+        `dot_product_attention`.
       layout: as for `posenc_jax.rotary`, for a width or `Frequencies`.
       part: likewise.
-      num_axes: the number of coordinates of a position; None for that of the frequencies, or 1.
-      bias_positions: the positions that biases get: "input" for those of the call, "index" for 0, 1, 2, ….
+      num_axes: the coordinates of a position; None for those of the frequencies, or 1.
+      bias_positions: what biases get: "input" for the positions of the call, "index" for 0, 1, 2, ….
 
     Returns:
-      The attention_fn, a module whose only parameters are those of the biases and of `PoPE`. They become those of the
-      layer; layers that are given the same module share them.
+      The attention_fn, a module whose only parameters are those of rotation and biases. They become the layer's; layers
+      that are given the same module share them.
 
     Raises:
       TypeError: if rotation, bias, content_bias or attention is of the wrong type.
       ValueError: if a setting is unknown, nothing is given, or attention binds an argument of the attention_fn. When
-        called: if positions are missing or not one per token, if concrete ones restart under a causal mask alone, if a
-        function returns another shape, or if attention cannot take an argument.
+        called: if positions are missing, not one per token, or concrete and restart under a causal mask alone; if a
+        function returns another shape; or if attention cannot take an argument.
 
     Notes:
       The attention_fn takes the arguments of `nnx.dot_product_attention`, whose bias is added to these, a `SegmentMask`
       as mask, and one position for each query or key. `input_positions` are for the inputs, queries and keys alike;
       `nnx.MultiHeadAttention` passes them on (since Flax 0.12.9). `key_positions` are for other keys, as in
-      cross-attention. With neither, both count from zero. If queries and keys differ in number, give both, except in a
+      cross-attention. With neither, both count from 0. If queries and keys differ in number, give both, except in a
       step of a layer with `decode=True`, whose keys are Flax's cache.
 
-      content_bias gets query and key, (..., seq, heads, head_dim), neither rotated nor scaled. Its result is not scaled
-      either.
+      content_bias gets query and key neither rotated nor scaled.
 
     See Also:
-      The guide to Flax models: where positions come from, decoding with Flax's cache, attention in tiles.
+      The guide to Flax models; Masks and packing.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
