@@ -133,9 +133,9 @@ def attention(
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too.
 
     Returns:
-      An array of shape (..., queries, heads, value_dim) and query's dtype, 0 where a query sees no key. With
-      return_residual, a pair with $\ell$, float32 (float64 for float64 operands), (..., queries, heads), $-\infty$ where
-      a query sees neither key nor sink.
+      An array (..., queries, heads, value_dim) of query's dtype, 0 where a query sees no key. With return_residual, a
+      pair with $\ell$, float32 (float64 for float64 operands), (..., queries, heads), $-\infty$ where a query sees
+      neither key nor sink.
 
     Raises:
       TypeError: if an argument, the dtype of key or value, or what bias returns is of the wrong type.
@@ -155,7 +155,7 @@ def attention(
       - Explicit axes of a mesh may shard the first leading axis and heads; under `jax.shard_map`, sequences too.
 
     See Also:
-      The pages "Masks and packing", "Attention in tiles" (kernels), "Attention of today's models", "Biases that see the
+      The pages "Masks and packing", "Attention in tiles", "Attention of today's models", "Biases that see the
       tokens" (data), "Many devices" (sharding, keys in parts).
 
     Reference:

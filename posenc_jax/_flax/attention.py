@@ -132,9 +132,10 @@ class PositionalSettings:
         """The biases, positions and orders of queries and keys, as options of `posenc_jax.attention`."""
         options: dict[str, Any] = {}
         indices = checks.counted("query", query.shape[-3]), checks.counted("key", key.shape[-3])
-        masks_by_input = self.num_axes == 1 and _are_integers(queries)
+        given = queries, indices[1] if keys is None else keys
+        masks_by_input = self.num_axes == 1 and _are_integers(*given)
         if queries is not None:
-            positions = (queries, indices[1] if keys is None else keys) if masks_by_input else indices
+            positions = given if masks_by_input else indices
             options |= dict(zip(("query_positions", "key_positions"), positions, strict=True))
         if causal:  # Flax's causal mask compares indices, not positions
             options |= dict(zip(("query_order", "key_order"), indices, strict=True))
