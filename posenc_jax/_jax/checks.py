@@ -337,8 +337,6 @@ def floating_dtype(name: str, dtype: Any) -> np.dtype:
 
 def _representable(name: str, dtype: Any, hint: str = "") -> None:
     """Raises if results in this float dtype would be silently rounded, or wrong."""
-    if dtype.itemsize in (2, 4) and dtype.isnative:
-        return
     faults = {
         "jax_enable_x64=False cannot hold": dtype == np.float64 and jax.dtypes.canonicalize_dtype(dtype) != dtype,
         "JAX does not have": dtype.itemsize > 8 or not dtype.isnative,

@@ -34,13 +34,13 @@ def _facts(model: Model) -> str:
         return "has no positions"
     share = "the whole head" if model.partial in (None, 1) else f"{model.partial:g} of a head"
     share = f"{model.rotary_dim} features of a head" if model.rotary_dim else share
-    bases = {base for _, base in model.thetas.values()} if model.thetas else {model.theta or 0.0}
-    bases = {0.0} if model.nested else bases  # the settings must have it
+    thetas = [base for _, base in model.thetas.values()] if model.thetas else [model.theta]
+    bases = {base for base in thetas if base and not model.nested}  # nested settings must have it
     some_without = model.sliding_only or model.no_rope_interval is not None
     parts = [
         f"pairs {_PAIRS[model.layout]}" if model.layout else "",
         "rotates " + ("the last features of a head" if model.latent else share),
-        f"has base {' and '.join(f'{base:,.0f}' for base in sorted(bases, reverse=True))}" if all(bases) else "",
+        f"has base {' and '.join(f'{base:,.0f}' for base in sorted(bases, reverse=True))}" if bases else "",
         f"deals pairs out to coordinates, {model.sections}" if model.sections else "",
         "may have layers without positions" if some_without else "",
         "scales queries by position" if model.query_scale or "query_scales" in model.reads else "",

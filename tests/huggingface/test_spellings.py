@@ -503,7 +503,11 @@ def test_words_of_other_types_may_only_agree():
         ("gemma3n_text", {"layers_block_type": ["full_attention"]}, "the key layers_block_type = .* is not known"),
         ("gptj", {"rope_theta": 5e5, "rotary_dim": 8}, "rope_theta must be 10000 in model_type 'gptj'"),
         ("codegen", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling = .* is not read by the code"),
-        ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "must be spelled rope_type in model_type"),
+        (
+            "modernbert",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling.type = 'linear' must be spelled rope_type in model_type 'modernbert'",
+        ),
         ("olmo_hybrid", {"rope_parameters": {"full_attention": {"rope_theta": 7.0}}}, "must hold one set of settings"),
         ("granitemoehybrid", {"position_embedding_type": "rotary", "layer_types": ["full_attention"]}, "is not one of"),
         ("dots3_note_audio_encoder", {"head_dim": 8}, "head_dim must be 16"),

@@ -1100,7 +1100,7 @@ UNKNOWN = [
     (lambda x: pe.add_learned(x, X), "x", lambda n: (6, n), 1),
     (lambda w: pe.convert_layout(w, 8, source="half", target="interleaved", axis=0, num_heads=1), "weights", lambda n: (n,), 0),
     (lambda x: pe.prope(x, np.eye(4, dtype=np.float32), role="key", head_axis=-2), "x", lambda n: (6, 2, n), 2),
-    (lambda e: pe.prope(H, e, role="key", head_axis=-2), "extrinsics", lambda n: (4, n), 1),
+    (lambda e: pe.prope(H, e, role="key", head_axis=-2), "extrinsics", lambda n: (1, 4, n), 2),
 ]  # fmt: skip
 
 

@@ -360,7 +360,7 @@ def test_memory_is_linear():
         ({"query_data": [1.0]}, TypeError, r"^attention: query_data\[0\] must be an array, got float 1.0"),
         ({"key_data": {"x": "a"}}, TypeError, r"^attention: key_data\['x'\] must be an array, got str 'a'"),
         ({"key_data": np.array([{}])}, TypeError, "^attention: key_data must be an array, got "),
-        ({"query_data": np.ones((1, 7, 1), ">f4")}, TypeError, "^attention: query_data is >f4, which JAX does not have"),
+        ({"query_data": np.ones((1, 7, 1), ">f4")}, TypeError, "^attention: query_data is >f4, which JAX does not have; pass float32$"),
         ({"key_data": np.full((1, 8, 1), 2**63, np.uint64)}, ValueError, "^attention: key_data must fit into uint32, got uint64 values"),
         ({"query_data": np.ones(QUERIES, np.float32)}, ValueError, r"^attention: query_data must begin with the axes of query before its last, \(2, 7, 4\), where all but 7 may be 1, got \(7,\)"),
         ({"query_data": np.ones((2, 8, 4), np.float32)}, ValueError, r"^attention: query_data must begin with .* got \(2, 8, 4\)"),

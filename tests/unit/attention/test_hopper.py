@@ -145,14 +145,25 @@ PROGRAMS = {
 
 
 @needs_kernel
-@pytest.mark.parametrize("name", tiered(PROGRAMS, ["forward"]))
-def test_it_lowers_for_cuda(name):
+@pytest.mark.parametrize("name", tiered(PROGRAMS, ["forward", "derivative of a table"]))
+def test_it_lowers_for_cuda(name, monkeypatch):
     """A derivative runs the kernel that returns its residuals, and one for q, one for k and v, and one for a table.
 
-    By XLA's tiles instead are those of heads wider than 128, of a network, and of a table at given positions.
+    By XLA's tiles instead are those of heads wider than 128, of a network, and of a table at given positions. Each
+    barrier expects as many loads as arrive at it.
     """
+    loads, load = {}, blocks.plgpu.copy_gmem_to_smem
+
+    def counted(source, ref, barrier):
+        barrier_of_slots = getattr(barrier, "ref", barrier)
+        loads.setdefault(id(barrier_of_slots), []).append(barrier_of_slots)
+        load(source, ref, barrier)
+
+    monkeypatch.setattr(blocks.plgpu, "copy_gmem_to_smem", counted)
     kernels = {"derivative": 3, "derivative of heads of 128": 3, "derivative of rows": 3, "derivative of a table": 4}
-    assert lowered(*PROGRAMS[name]).count("@mosaic_gpu") == kernels.get(name, 1)
+    f, *x = PROGRAMS[name]
+    assert lowered(lambda *x: f(*x), *x).count("@mosaic_gpu") == kernels.get(name, 1)  # a new function is traced anew
+    assert loads and [*map(len, loads.values())] == [found[0].dtype.num_arrivals for found in loads.values()]
 
 
 @needs_kernel
@@ -230,6 +241,7 @@ FEW = typed(1, 8, 2, 64)
 REFUSED = {
     "float32": ([typed(1, 8, 2, 64, dtype=jnp.float32)] * 3, {}, "query must be bfloat16 or float16 with"),
     "wide": ([FEW, FEW, typed(1, 8, 2, 257)], {}, r"head_dim and value_dim must be at most 256 .*got \(64, 257\)"),
+    "wide heads": ([*[typed(1, 8, 2, 257)] * 2, FEW], {}, r"head_dim and value_dim must be at .*got \(257, 64\)"),
     "empty": ([typed(0, 8, 2, 64)] * 3, {}, "query and key must not be empty"),
     "long": ([typed(1, 2**24, 1, 64)] * 3, {}, "counted positions must be below 2²⁴"),
     "data": (

@@ -377,12 +377,22 @@ def test_on_explicit_axes(name, on_cpu):
         assert_within(found, right, 1e-5, against=FORMULA)
 
 
-@pytest.mark.parametrize(("side", "spec"), [("query", P(None, H, D, None)), ("key", P(None, H, None, D))])
-def test_tokens_alone_shard_their_axis_of_the_bias(side, spec, on_cpu):
-    mesh, i, table = mesh_of(AxisType.Explicit), np.arange(6), normal(1, 5, WIDTH)
-    x = jax.device_put(normal(0, 1, 6, HEADS, WIDTH), NamedSharding(mesh, P(None, D, H)))
+@pytest.mark.parametrize(
+    ("side", "of_tokens", "of_table", "spec"),
+    [
+        ("query", P(None, D, H), P(), P(None, H, D, None)),
+        ("key", P(None, D, H), P(), P(None, H, None, D)),
+        ("query", P(), P(None, H), P(None, H, None, None)),
+    ],
+)
+def test_one_argument_alone_shards_its_axes_of_the_bias(side, of_tokens, of_table, spec, on_cpu):
+    mesh, i = mesh_of(AxisType.Explicit), np.arange(6)
+    x, table = (
+        jax.ShapeDtypeStruct((*shape, HEADS, WIDTH), np.float32, sharding=NamedSharding(mesh, spec))
+        for shape, spec in (((1, 6), of_tokens), ((5,), of_table))
+    )
     with jax.set_mesh(mesh):
-        y = jax.eval_shape(lambda x: of(side, x, table, {"out_of_range": "nearest"}, i, i), x)
+        y = jax.eval_shape(lambda x, table: of(side, x, table, {"out_of_range": "nearest"}, i, i), x, table)
     assert y.sharding.spec == spec
 
 

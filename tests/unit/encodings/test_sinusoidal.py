@@ -193,7 +193,7 @@ X, KEY = np.zeros((2, 5, 8), np.float32), jax.random.wrap_key_data(np.zeros(2, n
         (lambda: pe.sinusoidal(np.array([1.0], np.longdouble), 8), TypeError, "positions is float128, which JAX does not have"),
         (lambda: pe.sinusoidal(np.array([1.0], ">f4"), 8), TypeError, "positions is >f4, which JAX does not have"),
         (lambda: pe.sinusoidal(0, 8, dtype=None), TypeError, "sinusoidal: dtype must be a float dtype, got None"),
-        (lambda: pe.add_sinusoidal(X.astype(">f4")), TypeError, "add_sinusoidal: x is >f4, which JAX does not have"),
+        (lambda: pe.add_sinusoidal(X.astype(">f4")), TypeError, "add_sinusoidal: x is >f4, which JAX does not have; pass float32$"),
         (lambda: pe.add_sinusoidal(X, scale=10**400), ValueError, "add_sinusoidal: scale must be finite, got inf"),
         (lambda: pe.add_sinusoidal(X, scale=1e40), ValueError, "scale must fit into float32, got 1e"),
         (lambda: pe.add_sinusoidal(X, scale=True), TypeError, "scale must be a number"),  # type: ignore

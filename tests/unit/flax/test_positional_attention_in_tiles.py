@@ -121,6 +121,13 @@ def of_nnx(attention):
     return nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=rngs)
 
 
+def test_a_layer_of_linen_has_the_tables_of_its_biases(as_flax):
+    """It makes them before the tiles, for one query and one key."""
+    parameters = jax.eval_shape(lambda: of_linen(TILED).init(jax.random.key(0), X))["params"]
+    shapes = jax.tree.map(lambda a: a.shape, parameters["attention_fn"])
+    assert shapes == {"bias": {"embedding": (32, 2)}, "content_bias": {"embedding": (11, 8)}}
+
+
 @pytest.mark.thorough
 def test_trains_in_the_layers_of_both_stacks(as_flax):
     """Outputs and gradients of all parameters, the biases' too, are those of Flax's attention."""
