@@ -46,14 +46,14 @@ def types(settings: Settings, *leaves: Any) -> list[Any]:
 
 def _forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
     x: Operands = settings.tree.unflatten(leaves)
-    queries, keys = tiles.blocks(settings, x)
+    queries, keys, mask = tiles.blocks(settings, x)
 
     def row(block: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, q_data, q_tokens = block
+        (q, q_data, q_tokens), mask = block
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
-            k, v, k_data, k_tokens = block
-            tile, (maximum, total, out) = Tile(q_tokens, k_tokens, x.mask), sums
+            (k, v, k_data, k_tokens), mask = block
+            tile, (maximum, total, out) = Tile(q_tokens, k_tokens, mask), sums
 
             def visit() -> Any:
                 bias_operands = BiasOperands(x.arrays, q_data, k_data)
@@ -64,11 +64,11 @@ def _forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
 
             return tiles.visit_or_skip(settings, tile, visit, lambda: sums), None
 
-        (maximum, total, out), _ = lax.scan(step, _start(x, q), keys)
+        (maximum, total, out), _ = lax.scan(step, _start(x, q), (keys, mask))
         total = jnp.where(total == 0, 1, total)  # 0 if the query sees no key
         return (out / total[..., None]).astype(q.dtype), total, maximum
 
-    out, total, maximum = lax.map(row, queries)
+    out, total, maximum = lax.map(row, (queries, mask))
     length = x.query.shape[1]
     return [tiles.join(out, length), *(tiles.join(y, length, has_width=False) for y in (total, maximum))]
 
@@ -106,7 +106,7 @@ def _finite(maximum: jax.Array) -> jax.Array:
 def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: Sequence[Any]) -> list[jax.Array]:
     """The tangents of o and t; a tangent of None is zero."""
     x, d = (settings.tree.unflatten(y) for y in (leaves, tangents))
-    queries, keys = tiles.blocks(settings, x)
+    queries, keys, mask = tiles.blocks(settings, x)
     kv_heads = x.key.shape[2]
     d_queries, d_keys = tiles.cut_operands(settings, d, kv_heads)
     out, total, maximum = outputs
@@ -116,12 +116,12 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
     maxima = _cut_maxima(settings, maximum, kv_heads)
 
     def row(block: Any) -> tuple[jax.Array, jax.Array]:
-        (q, q_data, q_tokens), (dq, dq_data), (out, inverse_total, sink_term), maximum = block
+        ((q, q_data, q_tokens), mask), (dq, dq_data), (out, inverse_total, sink_term), maximum = block
         zeros = tiles.zeros((inverse_total, out, out))
 
         def step(sums: Any, block: Any) -> tuple[Any, None]:
-            (k, v, k_data, k_tokens), (dk, dv, dk_data) = block
-            tile = Tile(q_tokens, k_tokens, x.mask)
+            ((k, v, k_data, k_tokens), mask), (dk, dv, dk_data) = block
+            tile = Tile(q_tokens, k_tokens, mask)
 
             def score(q: Any, k: Any, bias_operands: BiasOperands) -> jax.Array:
                 return tiles.scores(settings, tiles.logits(settings, q, k), tile, bias_operands)
@@ -144,14 +144,14 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
             terms = tiles.recomputed(settings, tile, visit, lambda: zeros)
             return jax.tree.map(jnp.add, sums, terms), None
 
-        (d_total, d_out, same_out), _ = lax.scan(step, zeros, (keys, d_keys))
+        (d_total, d_out, same_out), _ = lax.scan(step, zeros, ((keys, mask), d_keys))
         # The output is summed again, by the same roundings, so that what is common to all ṡ cancels.
         d_out -= d_total[..., None] * same_out
         if sink_term is not None:
             d_total, d_out = d_total + sink_term, d_out - sink_term[..., None] * out.astype(d_out.dtype)
         return d_out.astype(out.dtype), d_total
 
-    d_out, d_total = lax.map(row, (queries, d_queries, per_query, maxima))
+    d_out, d_total = lax.map(row, ((queries, mask), d_queries, per_query, maxima))
     length = x.query.shape[1]
     return [tiles.join(d_out, length), tiles.join(d_total, length, has_width=False) * total]
 
@@ -187,18 +187,18 @@ def transpose(
     per_query = d_out, out, 1 / total, d_total * total
     d_outs, outs, inverse_totals, d_totals = (tiles.cut_queries(settings, y, kv_heads) for y in per_query)
     deltas = jnp.sum(d_outs.astype(dtype) * outs.astype(dtype), -1) - d_totals
-    queries, keys = tiles.blocks(settings, x)
+    queries, keys, mask = tiles.blocks(settings, x)
     blocks = queries, d_outs, (_cut_maxima(settings, maximum, kv_heads), inverse_totals, deltas)
     flags: Operands = settings.tree.unflatten(has_tangent)
     bias_flags = BiasOperands(flags.arrays, flags.query_data, flags.key_data)
 
     def column(carry: Any, block: Any) -> tuple[Any, Any]:
-        k, v, k_data, k_tokens = block
+        (k, v, k_data, k_tokens), mask = block
         columns = jnp.swapaxes(k, -1, -2), jnp.swapaxes(v, -1, -2)
 
         def step(carry: Any, block: Any) -> tuple[Any, None]:
-            i, ((q, q_data, q_tokens), do, (maximum, inverse_total, delta)) = block
-            tile, bias_operands = Tile(q_tokens, k_tokens, x.mask), BiasOperands(x.arrays, q_data, k_data)
+            i, ((q, q_data, q_tokens), do, (maximum, inverse_total, delta)), mask = block
+            tile, bias_operands = Tile(q_tokens, k_tokens, mask), BiasOperands(x.arrays, q_data, k_data)
             variables = BiasOperands(*map(_flagged, bias_operands, bias_flags))
 
             def score(logits: Any, variables: BiasOperands) -> jax.Array:
@@ -228,13 +228,15 @@ def transpose(
         d_queries, d_arrays = carry
         index = jnp.arange(len(queries[0]), dtype=jnp.int32)
         sums = (*tiles.zeros((*columns, _flagged(k_data, flags.key_data))), d_arrays)
-        (d_queries, (dk, dv, dk_data, d_arrays)), _ = lax.scan(step, (d_queries, sums), (index, blocks))
+        (d_queries, (dk, dv, dk_data, d_arrays)), _ = lax.scan(step, (d_queries, sums), (index, blocks, mask))
         rows = (jnp.swapaxes(d, -1, -2).astype(k.dtype) for d in (dk * settings.scale, dv))
         return (d_queries, d_arrays), (*rows, dk_data)
 
     q, q_data, _ = queries
     start = tiles.zeros(((q, _flagged(q_data, flags.query_data)), _flagged(x.arrays, flags.arrays)))
-    ((dq, dq_data), d_arrays), (dk, dv, dk_data) = lax.scan(column, start, keys)
+    ((dq, dq_data), d_arrays), (dk, dv, dk_data) = lax.scan(
+        column, start, (keys, mask if mask is None else jnp.swapaxes(mask, 0, 1))
+    )
     index: Operands = settings.tree.unflatten(range(len(leaves)))
     n, m = x.query.shape[1], x.key.shape[1]
     result = {

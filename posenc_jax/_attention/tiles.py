@@ -49,7 +49,7 @@ class TokenAttributes(NamedTuple):
     segments: jax.Array | None = None
     order: jax.Array | None = None  # a query sees no key of a later order
     is_token: jax.Array | None = None  # for keys: False in the padding of the last block, None without padding
-    block: jax.Array | None = None  # of one block: its index, if there is a mask
+    mask: jax.Array | None = None  # for keys: a mask that all queries share, (batch or 1, heads or 1, 1, keys)
 
 
 class Operands(NamedTuple):
@@ -81,7 +81,7 @@ class Tile(NamedTuple):
 
     queries: TokenAttributes
     keys: TokenAttributes
-    mask: Any  # the whole mask, so that derivatives do not store tiles of it
+    mask: Any  # of this tile, as `_pack` gives it, or None
 
 
 # Scores
@@ -135,7 +135,7 @@ def _seen(settings: Settings, tile: Tile, *sizes: int) -> jax.Array | None:
 
     `sizes` are those of the scores without their batch: (kv_heads, group, queries, keys).
     """
-    masks, (q_tokens, k_tokens, mask) = [], tile
+    masks, (q_tokens, k_tokens, words) = [], tile
     if settings.masked:
         distance, after = difference(q_tokens.positions[..., :, None], k_tokens.positions[..., None, :])
         masks += _masks_by_distance(settings, distance, after)
@@ -146,24 +146,39 @@ def _seen(settings: Settings, tile: Tile, *sizes: int) -> jax.Array | None:
     if k_tokens.is_token is not None:
         masks.append(k_tokens.is_token[None, :])
     masks = [x[..., None, None, :, :] if x.ndim == 3 else align(x, 5) for x in masks]
-    if mask is not None:
-        masks.append(_split_heads(_cut_mask(tile, *sizes[2:]), *sizes[:2]))
+    by_head = k_tokens.mask if words is None else _unpack(words, sizes[2])
+    if by_head is not None:
+        masks.append(_split_heads(by_head, *sizes[:2]))
     return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
-def _cut_mask(tile: Tile, queries: int, keys: int) -> jax.Array:
-    """The tile of a mask. In the padding of the last block it is that of any tokens."""
-    x = tile.mask
-    for axis, size, tokens in (2, queries, tile.queries), (3, keys, tile.keys):
-        length = x.shape[axis]
-        if length == 1:  # the same for all tokens
-            continue
-        block: Any = tokens.block
-        start = block * np.int32(size)
-        x = lax.dynamic_slice_in_dim(x, start, size, axis)  # the last block starts where a whole one still fits,
-        if length % size:  # so its tokens move to where they are in the block
-            x = jnp.roll(x, jnp.minimum(0, length - size - start), axis)
-    return x
+def _pack(settings: Settings, mask: jax.Array, keys: int) -> jax.Array:
+    """A mask by query as (blocks of queries, blocks of keys, batch, heads, words, keys).
+
+    Each bit of a word is a query, so that what is cut takes an eighth of the mask: XLA copies it, on a TPU all of it to
+    another layout (JAX 0.12).
+    """
+    count, size = grid(settings.block_size, mask.shape[2])
+    rows = [(0, 0)] * 2
+    mask = jnp.pad(mask, (*rows, (0, count * size - mask.shape[2]), (0, 0)))
+    mask = mask.reshape(*mask.shape[:2], count, size, mask.shape[3])
+    mask = jnp.pad(mask, (*rows, (0, 0), (0, -size % 32), (0, 0)))
+    mask = mask.reshape(*mask.shape[:3], -1, 32, mask.shape[4])
+    words = jnp.sum(jnp.where(mask, _bits(6), 0), 4, dtype=jnp.int32)
+    words = jnp.broadcast_to(words, (*words.shape[:-1], keys))
+    return jnp.moveaxis(_cut(settings, words, -1), 3, 0)
+
+
+def _unpack(words: jax.Array, queries: int) -> jax.Array:
+    """The mask of a tile, (batch, heads, queries, keys)."""
+    mask = (words[..., None, :] & _bits(5)) != 0
+    return mask.reshape(*words.shape[:2], -1, words.shape[3])[:, :, :queries]
+
+
+def _bits(ndim: int) -> jax.Array:
+    """The 32 bits of an int32 along the last axis but one."""
+    shape = (*(1 for _ in range(ndim - 2)), 32, 1)
+    return jnp.int32(1) << lax.broadcasted_iota(jnp.int32, shape, ndim - 2)
 
 
 def _masks_by_distance(settings: Settings, distance: jax.Array, after: jax.Array) -> list[jax.Array]:
@@ -191,7 +206,7 @@ def recomputed(settings: Settings, tile: Tile, visit: Callable[[], Any], skip: C
 
 def _may_see(settings: Settings, tile: Tile) -> jax.Array | None:
     """Whether a query may see a key, by the mask and the extremes of each attribute; None if any query may."""
-    rules, (q_tokens, k_tokens, mask) = [], tile
+    rules, (q_tokens, k_tokens, words) = [], tile
     if settings.masked:
         (q_low, q_high), (k_low, k_high) = map(_extremes, (q_tokens.positions, k_tokens.positions))
         # If all keys are after all queries, or before them, the nearest two decide.
@@ -202,8 +217,9 @@ def _may_see(settings: Settings, tile: Tile) -> jax.Array | None:
     if q_tokens.segments is not None and k_tokens.segments is not None:
         (q_low, q_high), (k_low, k_high) = map(_extremes, (q_tokens.segments, k_tokens.segments))
         rules.append((q_low <= k_high) & (k_low <= q_high))
-    if mask is not None:
-        rules.append(jnp.any(_cut_mask(tile, q_tokens.positions.shape[-1], k_tokens.positions.shape[-1]), (1, 2, 3)))
+    by_head = k_tokens.mask if words is None else words != 0
+    if by_head is not None:
+        rules.append(jnp.any(by_head, (1, 2, 3)))
     return functools.reduce(jnp.logical_and, rules) if rules else None
 
 
@@ -236,18 +252,17 @@ def grid(block_size: int, length: int) -> tuple[int, int]:
     return count, max(1, -(-length // count))
 
 
-def blocks(settings: Settings, x: Operands) -> tuple[Any, Any]:
-    """Blocks of (query, data, token attributes) and of (key, value, data, token attributes)."""
-    q_tokens, k_tokens, length = x.query_tokens, x.key_tokens, x.key.shape[1]
+def blocks(settings: Settings, x: Operands) -> tuple[Any, Any, Any]:
+    """Blocks of (query, data, token attributes), of (key, value, data, token attributes), and of the mask by query."""
+    q_tokens, k_tokens, length, mask = x.query_tokens, x.key_tokens, x.key.shape[1], x.mask
+    if mask is not None and mask.shape[2] == 1:
+        k_tokens, mask = k_tokens._replace(mask=jnp.broadcast_to(mask, (*mask.shape[:3], length))), None
     if length != math.prod(grid(settings.block_size, length)):  # for queries, `join` drops the padding
         k_tokens = k_tokens._replace(is_token=jnp.ones(length, bool))
     q_tokens, k_tokens = jax.tree.map(functools.partial(_cut_attribute, settings), (q_tokens, k_tokens))
-    if x.mask is not None:
-        q_tokens, k_tokens = (
-            tokens._replace(block=jnp.arange(len(tokens.positions), dtype=jnp.int32)) for tokens in (q_tokens, k_tokens)
-        )
     queries, keys = cut_operands(settings, x, x.key.shape[2])
-    return (*queries, q_tokens), (*keys, k_tokens)
+    mask = None if mask is None else _pack(settings, mask, length)
+    return (*queries, q_tokens), (*keys, k_tokens), mask
 
 
 def cut_operands(settings: Settings, x: Operands, kv_heads: int) -> tuple[Any, Any]:

@@ -64,13 +64,13 @@ def test_memory_grows_with_the_length(program):
 
 
 @pytest.mark.parametrize("program", tiered(SHARES, ["forward"]))
-def test_a_mask_takes_no_more_than_itself(program):
-    """Of keys, or of heads, queries and keys, whose lengths tiles do not divide."""
+def test_a_mask_is_read_in_tiles(program):
+    """A mask of keys takes nothing, and bits of one of heads, queries and keys an eighth, where tiles divide nothing."""
     x, n = jax.ShapeDtypeStruct((1, 2000, 2, 32), jnp.float32), 2000
     shapes = (1, 1, 1, 1), (1, 1, 1, n), (1, 2, n, n)
     f = lambda mask, *x: programs(functools.partial(pe.attention, mask=mask, block_size=256))[program](*x)  # noqa: E731
     least, of_keys, full = (compiled(f, jax.ShapeDtypeStruct(s, bool), x, x, x, x) for s in shapes)
-    assert of_keys - least < 64 * n and full - least < (0.5 if program == "forward" else 1.5) * 2 * n**2
+    assert of_keys - least < 64 * n and full - least < 2 * n**2 * (0.15 if program == "forward" else 0.45)
 
 
 @pytest.mark.thorough
