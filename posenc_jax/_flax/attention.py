@@ -107,7 +107,7 @@ class PositionalSettings:
             masks.require_apart(attention, queries, keys, mask, is_causal)
         if attention is not None:
             options = _parse_options(attention_fn, query, key, value, bias, None, *args, **kwargs)
-            options |= masks.options(mask, query.ndim)
+            options |= masks.options(mask)
             options |= self._tile_options(biases, query, key, queries, keys, options.get("causal", False))
             if self.polar and "scale" not in getattr(attention, "keywords", ()):
                 options["scale"] = query.shape[-1] ** -0.5
@@ -222,12 +222,15 @@ class PositionalSettings:
 
     def _parse_each(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
         """Positions, one per token: a single one would give all tokens the same position."""
-        coordinates = parse_coordinates(name, checks.array(name, positions), self.num_axes)
-        leading, length = coordinates.shape[:-1], x.shape[-3]
-        shape = leading or (1,)
-        require(shape[-1] == length, "{} must hold {} along the sequence, got shape {}", name, length, leading)
-        checks.broadcastable(name, shape, f"{side} without heads", x.shape[:-2])
-        return coordinates.reshape(shape if self.num_axes == 1 else (*shape, self.num_axes))
+        x_length, positions = x.shape[-3], checks.array(name, positions)
+        if self.num_axes > 1:
+            positions = parse_coordinates(name, positions, self.num_axes)
+        leading = positions.shape[: positions.ndim - (self.num_axes > 1)]
+        message = "{} must hold {} along the sequence, got shape {}"
+        require((leading or (1,))[-1] == x_length, message, name, x_length, leading)
+        checks.broadcastable(name, leading, f"{side} without heads", x.shape[:-2])
+        # Positions that are an array of the caller's stay so: a check reads what is concrete.
+        return positions if leading else positions.reshape(1, *positions.shape)
 
 
 def _are_integers(*positions: Any) -> bool:
@@ -268,7 +271,8 @@ def parse_functions(settings: PositionalSettings, module: Any, bias: Any, conten
     if attention is not None:
         require_type(callable(attention), "attention", "posenc_jax.attention or None", attention)
         bound = sorted(_RESERVED & {*getattr(attention, "keywords", ())})
-        require(not bound, "attention must not bind {}: the attention_fn gives it", ", ".join(bound))
+        hint = "; pass mask=SegmentMask to the layer" if "query_segments" in bound else ""
+        require(not bound, "attention must not bind {}: the attention_fn gives it{}", ", ".join(bound), hint)
     rotates = module is not None or settings.frequencies is not None and settings.frequencies.dim
     given = rotates or any(function is not None for function in (bias, content_bias, attention))
     require(given, "rotation, bias, content_bias or attention must be given, got none")

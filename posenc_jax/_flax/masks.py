@@ -11,7 +11,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax._attention.parser import parse_pair, reject_returning_positions
-from posenc_jax._jax.arrays import align, unwrap_array
+from posenc_jax._jax.arrays import unwrap_array
+from posenc_jax._jax.checks import is_concrete
 from posenc_jax._jax.errors import invalid, require, require_type
 
 
@@ -40,23 +41,43 @@ class SegmentMask:
       True
 
     Args:
-      segments: integers of shape (..., queries): a number for each document, and one more for padding.
+      query_segments: integers of shape (..., queries): a number for each document, and one more for padding.
       key_segments: likewise for other keys, (..., keys), as in cross-attention; None for those of the queries.
+
+    Notes:
+      Where a layer or `nnx.combine_masks` joins it with another mask, as Flax's layers do in decoding, it becomes the
+      matrix too.
     """
 
-    segments: ArrayLike
+    query_segments: ArrayLike
     key_segments: ArrayLike | None = None
+
+    def __jax_array__(self) -> jax.Array:
+        """The matrix, of shape (..., 1, queries, keys)."""
+        keys = self.query_segments if self.key_segments is None else self.key_segments
+        return (jnp.asarray(self.query_segments)[..., :, None] == jnp.asarray(keys)[..., None, :])[..., None, :, :]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the matrix."""
+        return np.ndim(self.query_segments) + 2
 
 
 def parse(mask: Any, query: jax.Array, key: jax.Array) -> Any:
     """The mask as an array, as a `SegmentMask` that fits query and key, or None."""
-    if not isinstance(mask, SegmentMask):
-        mask = unwrap_array(mask)
-        fits = mask is None or isinstance(mask, (jax.Array, np.ndarray))
-        require_type(fits, "mask", "an array or a SegmentMask", mask)
-        return mask
-    keys = mask.segments if mask.key_segments is None else mask.key_segments
-    return SegmentMask(*parse_pair("segments", (mask.segments, keys), query, key))
+    if isinstance(mask, SegmentMask):
+        keys, sizes = mask.key_segments, (query.shape[-3], key.shape[-3])
+        message = "key_segments must be given to SegmentMask where queries and keys differ in number, {} and {}"
+        require(keys is not None or sizes[0] == sizes[1], message, *sizes)
+        keys = mask.query_segments if keys is None else keys
+        return SegmentMask(*parse_pair("segments", (mask.query_segments, keys), query, key))
+    mask = unwrap_array(mask)
+    fits = mask is None or isinstance(mask, (jax.Array, np.ndarray))
+    require_type(fits, "mask", "an array or a SegmentMask", mask)
+    if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating) and is_concrete(mask):  # as Flax makes them
+        least = np.asarray(mask, np.float32).min(initial=0)
+        require(least >= 0, "mask must be 1 where a query sees a key, and 0 where not, got {}; a bias is added", least)
+    return mask
 
 
 def is_by_query(mask: Any, queries: int) -> bool:
@@ -66,19 +87,16 @@ def is_by_query(mask: Any, queries: int) -> bool:
 
 def for_flax(mask: Any) -> Any:
     """The mask as an array that broadcasts to (..., heads, queries, keys)."""
-    if not isinstance(mask, SegmentMask):
-        return mask
-    queries, keys = map(jnp.asarray, (mask.segments, mask.key_segments))
-    return (queries[..., :, None] == keys[..., None, :])[..., None, :, :]
+    return jnp.asarray(mask) if isinstance(mask, SegmentMask) else mask
 
 
-def options(mask: Any, ndim: int) -> dict[str, Any]:
-    """The mask as options of `posenc_jax.attention` of queries with `ndim` axes."""
+def options(mask: Any) -> dict[str, Any]:
+    """The mask as options of `posenc_jax.attention`."""
     if mask is None:
         return {}
     if isinstance(mask, SegmentMask):
-        return {"query_segments": mask.segments, "key_segments": mask.key_segments}
-    return {"mask": align(jnp.asarray(mask).astype(bool), ndim)}
+        return {"query_segments": mask.query_segments, "key_segments": mask.key_segments}
+    return {"mask": jnp.asarray(mask).astype(bool)}
 
 
 def require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_causal: Any) -> None:

@@ -67,6 +67,7 @@ def naming(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 return f(*args, **kwargs)
             except (TypeError, ValueError) as error:
                 _refuse_base(f, kwargs)
+                _refuse_unnamed(f, args)
                 if _is_within(error) and jax.config.jax_traceback_filtering != "off":  # type: ignore[attr-defined]
                     error = error.with_traceback(None)  # where a check stands does not help its reader
                 raise error
@@ -86,6 +87,13 @@ def _refuse_base(f: Callable[..., Any], options: dict[str, Any]) -> None:
             value = f"{options[name]!r:.60}"
             given = f"frequencies=geometric(width, {value})"
             raise wrong_type(f"{name} must be given as {given}, got {name}={value}") from None
+
+
+def _refuse_unnamed(f: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Raises for arguments by position of a function that takes names alone."""
+    names = inspect.signature(f).parameters
+    if arguments and all(parameter.kind == parameter.KEYWORD_ONLY for parameter in names.values()):
+        raise wrong_type(f"arguments must be given by name, as {[*names][0]}={arguments[0]!r:.60}") from None
 
 
 def _is_within(error: Exception) -> bool:

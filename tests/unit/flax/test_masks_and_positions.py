@@ -79,7 +79,7 @@ CAUSAL = may_see(COUNTED, COUNTED, causal=True)
 CASES = {
     "a mask of queries and keys": ({"rotation": 8}, {"mask": BY_QUERY}, TURNED, 0, BY_QUERY),
     "a mask of each head, in floats": ({"bias": apart}, {"mask": np.float32(BY_HEAD)}, (Q, K), apart(COUNTED, COUNTED), BY_HEAD),
-    "a mask of queries and keys alone": ({"bias": apart}, {"mask": BY_QUERY[0, 0]}, (Q, K), apart(COUNTED, COUNTED), BY_QUERY[:1]),
+    "a mask that all sequences share": ({"bias": apart}, {"mask": BY_QUERY[:1]}, (Q, K), apart(COUNTED, COUNTED), BY_QUERY[:1]),
     "segments": ({"rotation": 8}, {"mask": nnx_modules.SegmentMask(SEGMENTS)}, TURNED, 0, may_see(COUNTED, COUNTED, segments=(SEGMENTS,) * 2)),
     "segments of other keys": ({"bias": apart}, {"mask": nnx_modules.SegmentMask(OTHERS, SEGMENTS[1:])}, (Q, K), apart(COUNTED, COUNTED),
         may_see(COUNTED, COUNTED, segments=(OTHERS, SEGMENTS[1:]))),
@@ -169,10 +169,12 @@ def test_positions_that_restart_need_segments_or_a_mask_of_queries():
             message = "^positional_attention: input_positions must not return .* pass mask=SegmentMask"
             with pytest.raises(ValueError, match=message):
                 attend(attention=attention, call=call | more)
-        for mask in nnx_modules.SegmentMask(SEGMENTS), BY_QUERY, BY_HEAD[0, 0]:
+        for mask in nnx_modules.SegmentMask(SEGMENTS), BY_QUERY, BY_HEAD[:, :1]:
             attend(attention=attention, call=call | {"mask": mask})
         traced = functools.partial(lambda call, p: attend(attention=bound, call=call | {"input_positions": p}), call)
         jax.eval_shape(traced, RESTARTED)
+        with pytest.raises(ValueError, match=message):  # an array of JAX's that a traced function closes over
+            attend(attention=attention, call=call | {"input_positions": jnp.asarray(RESTARTED)})
     attend(attention=None, call=restarted)  # both directions
     attend(attention=pe.attention, call=restarted)
 
@@ -188,6 +190,44 @@ def test_what_fits_no_segments():
             with pytest.raises(ValueError, match=message):
                 attend(attention=attention, call={"mask": nnx_modules.SegmentMask(*segments)})
                 raise AssertionError(name)
+    with pytest.raises(
+        ValueError, match="key_segments must be given to SegmentMask where queries and keys differ in number, 6 and 4"
+    ):
+        call = {"mask": nnx_modules.SegmentMask(SEGMENTS), "input_positions": COUNTED, "key_positions": np.arange(4)}
+        jax.eval_shape(lambda q: nnx_modules.positional_attention(rotation=8)(q, q[:, :4], q[:, :4], **call), Q)
+    for attention in None, pe.attention:
+        with pytest.raises(
+            ValueError, match=r"mask must be 1 where a query sees a key, and 0 where not, got -inf; a bias is added"
+        ):
+            attend(attention=attention, call={"mask": np.where(BY_QUERY, 0, -np.inf).astype(np.float32)})
     for mask in np.float32(SEGMENTS), "ids":
         with pytest.raises(TypeError, match="mask must be an array or a SegmentMask|query_segments must be an integer"):
             attend(call={"mask": mask if isinstance(mask, str) else nnx_modules.SegmentMask(mask)})
+
+
+@pytest.mark.parametrize("attention", [None, pe.attention], ids=["dense", "tiles"])
+def test_segments_join_the_masks_of_flax(attention, as_flax):
+    """`combine_masks` and a step of a layer's cache, whose own mask hides the empty slots."""
+    ids, x = np.int32([[1, 1, 2, 2, 2, 0]]), RNG.normal(size=(1, 6, 16)).astype(np.float32)
+    attend = nnx_modules.positional_attention(bias=nnx_modules.ALiBi(2), attention=attention)
+    state, call = layer_of("nnx", attend)
+    step = linen.positional_attention(bias=linen.ALiBi(2), attention=attention)
+    step = nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=functools.partial(step, input_positions=np.array([3])))  # fmt: skip
+
+    @quick
+    def program(state):
+        segments = nnx_modules.SegmentMask(ids)
+        whole = call(state, x, mask=nnx.combine_masks(segments, nnx.make_causal_mask(ids)))
+        params = {name: nnx.to_pure_dict(state)[name] for name in ("query", "key", "value", "out")}
+        cache = {name: jnp.zeros((1, 6, 2, 8)) for name in ("cached_key", "cached_value")} | {
+            "cache_index": jnp.int32(0)
+        }
+        for n in range(4):
+            variables = {"params": params, "cache": cache}
+            mask = linen.SegmentMask(ids[:, n : n + 1], ids)
+            last, cache = step.apply(variables, x[:, n : n + 1], mask=mask, mutable=["cache"])
+            cache = cache["cache"]
+        return whole[:, 3:4], last
+
+    whole, last = program(state)
+    assert_within(last, whole, 1e-5, against="the whole")

@@ -925,7 +925,7 @@ def test_scanned_linen_layers():
     [
         (lambda f: f(rotation=jnp.ones(4)), TypeError, "positional_attention: rotation must be a width, Frequencies, PoPE, a function of .* or None, got float32 of shape"),
         (lambda f: f(rotation=7), ValueError, "positional_attention: rotation: frequencies must have an even dim, got 7"),
-        (lambda f: f(8), TypeError, "takes 0 positional arguments"),
+        (lambda f: f(8), TypeError, "positional_attention: arguments must be given by name, as rotation=8"),
         (lambda f: f(rotation=True), TypeError, "rotation must be a width, .* got bool True"),
         (lambda f: f(rotation=lambda *qkij: qkij[:2], layout="interleaved"), ValueError, "layout and part must be left out unless rotation is a width or Frequencies, got 'interleaved' and 'first'"),
         (lambda f: f(bias=pe.alibi, part="last"), ValueError, "layout and part must be left out unless rotation is"),
