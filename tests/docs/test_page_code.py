@@ -482,8 +482,8 @@ def test_decoding_with_m_rope():
 def test_a_draft_sees_its_path():
     """Each draft of a tree, as its path alone after the prefix."""
     q, k, v = TWELVE
-    names = NAMES | {"q": jnp.asarray(q), "k": k, "v": v, "same": lambda *_: True}
-    got = pages.run(pages.block("docs/masks.md", "parents"), names | {"pe": pe})["y"]
+    code, names = pages.block("docs/masks.md", "parents"), NAMES | {"same": lambda *_: True}
+    got = quick(lambda q, k, v: pages.run(code, names | {"q": q, "k": k, "v": v})["y"])(q, k, v)
     for draft, path in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4]]):
         at = [*range(7), *(7 + n for n in path)]
         query = rotations.rope(q[:, 7 + draft : 8 + draft], np.array([len(at) - 1]))
