@@ -101,13 +101,13 @@ def parse_mask(mask: Any, query: jax.Array, key: jax.Array) -> jax.Array | None:
     hint = "; for (batch, keys) pass mask[:, None, None, :]" if x.ndim < len(shape) else ""
     message = "mask must have the axes (..., heads, queries, keys), each 1 or that of {}, got {}{}"
     require(fits, message, shape, x.shape, hint)
-    x = checks.on_device(x)
     like_spec = PartitionSpec(*spec[:-3], spec[-2], None, None)
     checks.sharded_like("mask", jax.typeof(x).sharding.spec, "query", like_spec)
     if not math.prod(shape):
         return None
-    if math.prod(x.shape[:-3]) != 1:
+    if math.prod(x.shape[:-3]) not in (1, math.prod(batch)):
         x = jnp.broadcast_to(x, (*batch, *x.shape[-3:]))
+    # What is concrete stays so: a check of the positions reads it.
     return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
@@ -141,10 +141,14 @@ def parse_attributes(
     masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
     may_return = are_counted or is_ordered or has_segments or has_data or masks_by_query
     if not may_return and (settings.causal or settings.window[1] is not None):
-        remedy = "query_segments and key_segments for documents and padding (ones, if all may see each other), a mask"
+        remedy = (
+            "query_segments and key_segments for documents and padding (ones, if all may see each other), a mask of "
+            "queries and keys"
+        )
         if settings.causal:
             remedy += ", slots as query_order and key_order, or positions as orders for streams that share their time"
-        reject_returning_positions(*positions, settings.window[0], "key_positions", remedy)
+        queries, keys = positions
+        reject_returning_positions(queries, hidden_as_empty(keys, mask), settings.window[0], "key_positions", remedy)
     attributes = (_flatten_batch(pair, query.shape[:-3]) for pair in (positions, segments, order))
     query_tokens, key_tokens = map(TokenAttributes, *attributes)
     skips = settings.masked or is_ordered or has_segments or mask is not None
@@ -172,6 +176,13 @@ def _count_tokens(query: jax.Array, key: jax.Array, needed: bool) -> Pair:
     n, m = query.shape[-3], key.shape[-3]
     require(n == m or not needed, "query_positions and key_positions must be given for {} queries and {} keys", n, m)
     return checks.counted("query", n), checks.counted("key", m)
+
+
+def hidden_as_empty(keys: Any, mask: Any) -> Any:
+    """Concrete positions of keys, the greatest int32 where a concrete mask hides them from all queries, as padding."""
+    if mask is None or mask.shape[-3:-1] != (1, 1) or not checks.is_concrete(keys, mask):
+        return keys
+    return np.where(np.asarray(mask)[..., 0, 0, :], keys, np.iinfo(np.int32).max)
 
 
 def reject_returning_positions(queries: Any, keys: Any, left: int | None, name: str, remedy: str) -> None:

@@ -50,32 +50,39 @@ class PositionalSettings:
 
     @classmethod
     def parse(
-        cls, rotation: Any, layout: Any, part: Any, num_axes: Any, bias_positions: Any, pope: Any
+        cls, rotation: Any, layout: Any, part: Any, num_axes: Any, bias_positions: Any, pope: Any, rotary: Any
     ) -> tuple[PositionalSettings, Any]:
-        """The settings, and what they do not hold: a module of the class `pope`, or a function that rotates."""
+        """The settings, and what they do not hold: a module of the class `pope`, or a function that rotates.
+
+        A module of the class `rotary` is its settings.
+        """
         given = checks.layout("layout", layout), checks.part("part", part)
-        module: Any = None
-        frequencies, polar = None, isinstance(rotation, pope)
-        if polar:
-            module = rotation
-            frequencies, layout = module.frequencies, module.layout
-            require(module.head_axis == -2, "rotation must be PoPE with head_axis -2, got {}", module.head_axis)
+        function, frequencies, polar = None, None, isinstance(rotation, pope)
+        is_module = polar or isinstance(rotation, rotary)
+        if is_module:
+            frequencies, layout, part = rotation.frequencies, rotation.layout, getattr(rotation, "part", part)
+            function = rotation if polar else None
+            message = "rotation must be a module with head_axis -2, got {} with {}"
+            require(rotation.head_axis == -2, message, type(rotation).__name__, rotation.head_axis)
         elif isinstance(rotation, (Frequencies, int, np.integer)) and not isinstance(rotation, bool):
             with labelled("rotation"):
                 frequencies = parse_static(rotation, even=True)
         else:
-            expected = "a width, Frequencies, PoPE, a function of query, key and the positions of each, or None"
+            expected = (
+                "a width, Frequencies, PoPE, RotaryEncoding, a function of query, key and their positions, or None"
+            )
             require_type(rotation is None or callable(rotation), "rotation", expected, rotation)
-            module = rotation
+            function = rotation
         message = "layout and part must be left out unless rotation is a width or Frequencies, got {!r} and {!r}"
-        require(given == ("half", "first") or module is None and frequencies is not None, message, *given)
+        by_width = frequencies is not None and not is_module
+        require(given == ("half", "first") or by_width, message, *given)
         axes = 1 if frequencies is None else frequencies.num_axes
         if num_axes is not None:
             message = "num_axes must be that of the frequencies, {}, or None, got {}"
             require(frequencies is None or checks.positive_int("num_axes", num_axes) == axes, message, axes, num_axes)
             axes = checks.positive_int("num_axes", num_axes)
         checks.one_of("bias_positions", bias_positions, get_args(PositionKind))
-        return cls(frequencies, layout, part, polar, axes, bias_positions), module
+        return cls(frequencies, layout, part, polar, axes, bias_positions), function
 
     def attend(
         self,
@@ -103,12 +110,15 @@ class PositionalSettings:
         mask, is_causal = masks.parse(mask, query, key), kwargs.get("is_causal")
         if keys is None and queries is not None:
             masks.require_cache(query, key, queries, mask, is_causal)
-        elif self.num_axes == 1 and _are_integers(queries, keys):
-            masks.require_apart(attention, queries, keys, mask, is_causal)
+        elif queries is not None:
+            if self.num_axes > 1 or not _are_integers(queries, keys):
+                masks.require_indices(attention, query, key)
+            if self.num_axes == 1 and biases[1] is None:  # content may tell documents apart
+                masks.require_apart(attention, queries, keys, mask, is_causal)
         if attention is not None:
             options = _parse_options(attention_fn, query, key, value, bias, None, *args, **kwargs)
             options |= masks.options(mask)
-            options |= self._tile_options(biases, query, key, queries, keys, options.get("causal", False))
+            options |= self._tile_options(attention, biases, query, key, queries, keys, options.get("causal", False))
             if self.polar and "scale" not in getattr(attention, "keywords", ()):
                 options["scale"] = query.shape[-1] ** -0.5
             return attention(*self._encode(query, key, queries, keys, rotation), value, **options)
@@ -122,35 +132,39 @@ class PositionalSettings:
 
     def _bias_positions(self, query: Any, key: Any, queries: Any, keys: Any) -> tuple[Any, Any]:
         """The positions of queries and keys that the biases read."""
-        by_index = self.bias_positions == "index"
-        queries = checks.counted("query", query.shape[-3]) if by_index or queries is None else queries
-        return queries, checks.counted("key", key.shape[-3]) if by_index or keys is None else keys
+        if self.bias_positions == "index" and keys is not None:  # those of Flax's cache are indices already
+            queries = keys = None
+        queries = checks.counted("query", query.shape[-3]) if queries is None else queries
+        return queries, checks.counted("key", key.shape[-3]) if keys is None else keys
 
     def _tile_options(
-        self, biases: Biases, query: Any, key: Any, queries: Any, keys: Any, causal: bool
+        self, attention: Any, biases: Biases, query: Any, key: Any, queries: Any, keys: Any, causal: bool
     ) -> dict[str, Any]:
         """The biases, positions and orders of queries and keys, as options of `posenc_jax.attention`."""
         options: dict[str, Any] = {}
-        indices = checks.counted("query", query.shape[-3]), checks.counted("key", key.shape[-3])
-        given = queries, indices[1] if keys is None else keys
-        masks_by_input = self.num_axes == 1 and _are_integers(*given)
-        if queries is not None:
-            positions = given if masks_by_input else indices
-            options |= dict(zip(("query_positions", "key_positions"), positions, strict=True))
-        if causal:  # Flax's causal mask compares indices, not positions
-            options |= dict(zip(("query_order", "key_order"), indices, strict=True))
-        if all(function is None for function in biases):
-            return options
         data: dict[str, tuple[Any, Any]] = {} if biases[1] is None else {"content": (query, key)}
-        biased_by_input = self.bias_positions == "input"
-        if queries is not None and biased_by_input != masks_by_input:
-            positions = self._bias_positions(query, key, queries, keys)
-            has_coordinates = biased_by_input and self.num_axes > 1
-            of_queries, of_keys = (_as_data(x, query.ndim, has_coordinates) for x in positions)
-            data["positions"] = of_queries, of_keys
+        has_bias, has_batch = any(function is not None for function in biases), True
+        if queries is not None:
+            indices = checks.counted("query", query.shape[-3]), checks.counted("key", key.shape[-3])
+            given = queries, indices[1] if keys is None else keys
+            biased_by_input = self.bias_positions == "input" or keys is None
+            masks_by_input = self.num_axes == 1 and _are_integers(*given)
+            if not biased_by_input and masks.bound_masks(attention) == (False, (None, None)):
+                masks_by_input = False  # nothing masks by position
+            options |= dict(
+                zip(("query_positions", "key_positions"), given if masks_by_input else indices, strict=True)
+            )
+            if causal:  # Flax's causal mask compares indices, not positions
+                options |= dict(zip(("query_order", "key_order"), indices, strict=True))
+            if has_bias and biased_by_input != masks_by_input:
+                positions = self._bias_positions(query, key, queries, keys)
+                has_coordinates = self.num_axes > 1
+                has_batch = any(x.ndim > 1 + has_coordinates for x in positions)
+                of_queries, of_keys = (_as_data(x, query.ndim, has_coordinates) for x in positions)
+                data["positions"] = of_queries, of_keys
         if data:
             options |= {f"{side}_data": {n: x[i] for n, x in data.items()} for i, side in enumerate(("query", "key"))}
-        return options | {"bias": functools.partial(_tile_bias, biases)}
+        return options | ({"bias": functools.partial(_tile_bias, biases, has_batch)} if has_bias else {})
 
     def _encode(
         self, query: Any, key: Any, queries: Any, keys: Any, rotation: Any, factor: float = 1.0
@@ -220,14 +234,16 @@ class PositionalSettings:
             return input_positions, self._parse_each("key_positions", key_positions, "key", key)
         return input_positions, input_positions if queries == keys else None
 
-    def _parse_each(self, name: str, positions: ArrayLike, side: str, x: jax.Array) -> jax.Array:
+    def _parse_each(self, name: str, positions: Any, side: str, x: jax.Array) -> jax.Array:
         """Positions, one per token: a single one would give all tokens the same position."""
         x_length, positions = x.shape[-3], checks.array(name, positions)
         if self.num_axes > 1:
             positions = parse_coordinates(name, positions, self.num_axes)
         leading = positions.shape[: positions.ndim - (self.num_axes > 1)]
-        message = "{} must hold {} along the sequence, got shape {}"
-        require((leading or (1,))[-1] == x_length, message, name, x_length, leading)
+        is_grid = positions.ndim > 1 and self.num_axes == 1 and positions.shape[-2] == x_length
+        hint = f"; for coordinates set num_axes={positions.shape[-1]}" if is_grid else ""
+        message = "{} must hold {} along the sequence, got shape {}{}"
+        require((leading or (1,))[-1] == x_length, message, name, x_length, leading, hint)
         checks.broadcastable(name, leading, f"{side} without heads", x.shape[:-2])
         # Positions that are an array of the caller's stay so: a check reads what is concrete.
         return positions if leading else positions.reshape(1, *positions.shape)
@@ -263,7 +279,7 @@ def _sum(values: jax.Array, bias: jax.Array) -> jax.Array:
     return values.astype(dtype) + align(bias, values.ndim).astype(dtype)
 
 
-def parse_functions(settings: PositionalSettings, module: Any, bias: Any, content_bias: Any, attention: Any) -> None:
+def parse_functions(settings: PositionalSettings, rotation: Any, bias: Any, content_bias: Any, attention: Any) -> None:
     """Raises unless the functions of an attention_fn can be called, and there is anything for it to do."""
     functions = {"bias": (bias, "positions"), "content_bias": (content_bias, "positions, query and key")}
     for name, (function, arguments) in functions.items():
@@ -273,7 +289,7 @@ def parse_functions(settings: PositionalSettings, module: Any, bias: Any, conten
         bound = sorted(_RESERVED & {*getattr(attention, "keywords", ())})
         hint = "; pass mask=SegmentMask to the layer" if "query_segments" in bound else ""
         require(not bound, "attention must not bind {}: the attention_fn gives it{}", ", ".join(bound), hint)
-    rotates = module is not None or settings.frequencies is not None and settings.frequencies.dim
+    rotates = rotation is not None or settings.frequencies is not None and settings.frequencies.dim
     given = rotates or any(function is not None for function in (bias, content_bias, attention))
     require(given, "rotation, bias, content_bias or attention must be given, got none")
 
@@ -303,11 +319,13 @@ def _as_data(positions: Any, ndim: int, has_coordinates: bool) -> jax.Array:
     return align(positions, ndim - 1 + has_coordinates)
 
 
-def _tile_bias(biases: Biases, i: Any, j: Any, query_data: Any = None, key_data: Any = None) -> jax.Array:
+def _tile_bias(
+    biases: Biases, has_batch: bool, i: Any, j: Any, query_data: Any = None, key_data: Any = None
+) -> jax.Array:
     """The sum of the biases of a tile of scores."""
     query_data, key_data = query_data or {}, key_data or {}
-    if "positions" in query_data:  # without their axis of heads
-        i, j = query_data["positions"][:, :, 0], key_data["positions"][:, :, 0]
+    if "positions" in query_data:  # without their axis of heads, and that of the batch if they were given without
+        i, j = (data["positions"][slice(None) if has_batch else 0, :, 0] for data in (query_data, key_data))
     content = (query_data["content"], key_data["content"]) if "content" in query_data else ()
     terms = [f(i, j, *extra) for f, extra in zip(biases, ((), content), strict=True) if f is not None]
     return terms[0] if len(terms) == 1 else _sum(*sorted(terms, key=jnp.ndim, reverse=True))

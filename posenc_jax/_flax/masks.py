@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._attention.parser import parse_pair, reject_returning_positions
+from posenc_jax._attention.parser import hidden_as_empty, parse_pair, reject_returning_positions
+from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.checks import is_concrete
 from posenc_jax._jax.errors import invalid, require, require_type
@@ -74,6 +75,11 @@ def parse(mask: Any, query: jax.Array, key: jax.Array) -> Any:
     mask = unwrap_array(mask)
     fits = mask is None or isinstance(mask, (jax.Array, np.ndarray))
     require_type(fits, "mask", "an array or a SegmentMask", mask)
+    if mask is not None:
+        shape = *query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3]
+        hint = "; for (batch, keys) pass mask[:, None, None, :]" if mask.ndim == 2 else ""
+        message = "mask must broadcast to the scores, (..., heads, queries, keys) = {}, got shape {}{}"
+        require(checks.broadcasts(mask.shape, shape), message, shape, mask.shape, hint)
     if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating) and is_concrete(mask):  # as Flax makes them
         least = np.asarray(mask, np.float32).min(initial=0)
         require(least >= 0, "mask must be 1 where a query sees a key, and 0 where not, got {}; a bias is added", least)
@@ -96,7 +102,7 @@ def options(mask: Any) -> dict[str, Any]:
         return {}
     if isinstance(mask, SegmentMask):
         return {"query_segments": mask.query_segments, "key_segments": mask.key_segments}
-    return {"mask": jnp.asarray(mask).astype(bool)}
+    return {"mask": mask if mask.dtype == np.bool_ else mask.astype(bool)}
 
 
 def require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_causal: Any) -> None:
@@ -106,26 +112,56 @@ def require_cache(query: Any, key: Any, positions: jax.Array, mask: Any, is_caus
     unknown.
     """
     sizes = query.shape[-3], key.shape[-3]
-    if sizes[0] != 1 or mask is None:
+    if sizes[0] != 1 or mask is None or isinstance(mask, SegmentMask):
         differ = "where queries and keys differ in number, {} and {}".format(*sizes)
-        raise invalid(f"key_positions must be given {differ} (Flax's cache has one query and a mask), got None")
+        line = "bind them, functools.partial(attention_fn, input_positions=…, key_positions=…)"
+        raise invalid(f"key_positions must be given {differ} (Flax's cache has one query and a mask), got None: {line}")
     other = "if the keys are Flax's cache (for others, give key_positions)"
     require(
         positions.size == 1, "input_positions must be one slot for all rows {}, got shape {}", other, positions.shape
     )
+    is_slot = jnp.issubdtype(positions.dtype, jnp.integer)
+    require(is_slot, "input_positions must be an integer, the slot, {}, got {}", other, positions.dtype)
     require(
         not is_causal, "is_causal must be False with one query, from which it hides all keys but the first, got True"
     )
 
 
+def bound_masks(attention: Any) -> tuple[bool, tuple[int | None, int | None]]:
+    """Whether `attention` binds `causal`, and the window that it binds."""
+    bound = getattr(attention, "keywords", {})
+    window = bound.get("window")
+    return bool(bound.get("causal")), window if isinstance(window, tuple) and len(window) == 2 else (None, None)
+
+
+def require_indices(attention: Any, query: Any, key: Any) -> None:
+    """Raises if `attention` binds a mask by position, and the indices of queries among other keys are unknown."""
+    sizes = query.shape[-3], key.shape[-3]
+    message = (
+        "attention must bind neither causal nor window where queries and keys differ in number, {} and {}, and "
+        "positions are times or coordinates: pass a mask"
+    )
+    require(sizes[0] == sizes[1] or bound_masks(attention) == (False, (None, None)), message, *sizes)
+
+
 def require_apart(attention: Any, queries: Any, keys: Any, mask: Any, is_causal: Any) -> None:
-    """Raises if integer positions restart, as in packed rows, and no mask may keep documents apart.
+    """Raises if concrete positions restart, as in packed rows, and no mask may keep documents apart.
 
     Under a causal mask, by position or by index, a document would see those before it in its row.
     """
-    bound = getattr(attention, "keywords", {})
-    window = bound.get("window")
-    left, right = window if isinstance(window, tuple) and len(window) == 2 else (None, None)
-    if (is_causal or bound.get("causal") or right is not None) and not is_by_query(mask, queries.shape[-1]):
-        remedy = "mask=SegmentMask(segments), or a mask of queries and keys, if the row holds several documents"
-        reject_returning_positions(queries, keys, left, "input_positions", remedy)
+    causal, (left, right) = bound_masks(attention)
+    if not (is_causal or causal or right is not None) or is_by_query(mask, queries.shape[-1]):
+        return
+    name = "input_positions" if keys is queries else "key_positions"
+    if not is_concrete(queries, keys):
+        return
+    if not all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)):  # times, which masks do not read
+        sizes, left = (queries.size, keys.size), None
+        _, ranks = np.unique(np.concatenate([np.ravel(x) for x in (queries, keys)]), return_inverse=True)
+        of_queries, of_keys = np.split(ranks.astype(np.int32), sizes[:1])
+        queries, keys = of_queries.reshape(queries.shape), of_keys.reshape(keys.shape)
+    remedy = (
+        "mask=SegmentMask(segments) for documents and padding (ones, if all may see each other), or a mask of queries "
+        "and keys"
+    )
+    reject_returning_positions(queries, hidden_as_empty(keys, mask), left, name, remedy)

@@ -16,7 +16,7 @@ from posenc_jax._flax.calls import bounded_phase
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import naming, public
-from posenc_jax.nnx._encodings import PoPE
+from posenc_jax.nnx._encodings import PoPE, RotaryEncoding
 
 
 class PositionalAttention(nnx.Module):
@@ -57,7 +57,7 @@ def _with_narrow_values(query: jax.Array, key: jax.Array, value: jax.Array, *arg
 @public
 def positional_attention(
     *,
-    rotation: Frequencies | int | PoPE | Rotation | None = None,
+    rotation: Frequencies | int | RotaryEncoding | PoPE | Rotation | None = None,
     bias: Callable[..., jax.Array] | None = None,
     content_bias: Callable[..., jax.Array] | None = None,
     attention: Callable[..., jax.Array] | None = None,
@@ -97,8 +97,8 @@ def positional_attention(
       True
 
     Args:
-      rotation: the width that rotates, even and at most head_dim; `Frequencies` of that width; `PoPE` with head_axis
-        -2; or a function of (query, key, query_positions, key_positions) that returns query and key. None: none.
+      rotation: the width that rotates, even and at most head_dim; `Frequencies` of it; `RotaryEncoding` or `PoPE` with
+        head_axis -2; or a function of (query, key, query_positions, key_positions) that returns both. None: none.
       bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
         of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
@@ -135,6 +135,7 @@ def positional_attention(
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
     """
-    settings, module = PositionalSettings.parse(rotation, layout, part, num_axes, bias_positions, PoPE)
-    parse_functions(settings, module, bias, content_bias, attention)
-    return PositionalAttention(settings, module, bias, content_bias, attention)
+    modules = PoPE, RotaryEncoding
+    settings, function = PositionalSettings.parse(rotation, layout, part, num_axes, bias_positions, *modules)
+    parse_functions(settings, function, bias, content_bias, attention)
+    return PositionalAttention(settings, function, bias, content_bias, attention)

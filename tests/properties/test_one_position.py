@@ -210,7 +210,11 @@ BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
 def test_a_position_that_returns_is_refused(name):
     message = r"^attention: key_positions must not return to a position after another, got -?\d+ twice in a row of keys: pass query_segments .*"
     for options in BY_POSITION:
-        orders = "query_order .* or positions as orders" if options.get("causal") else r"see each other\), a mask$"
+        orders = (
+            "query_order .* or positions as orders"
+            if options.get("causal")
+            else r"see each other\), a mask of queries and keys$"
+        )
         with pytest.raises(ValueError, match=message + orders):
             attend(*SEEN_TWICE[name], **options)
 

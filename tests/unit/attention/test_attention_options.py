@@ -32,6 +32,7 @@ PARTS = np.int32([[3] * 4 + [1] * 7, [0] * 9 + [-5] * 2]), np.int32([[3] * 5 + [
 # Three tokens share a position, as the patches of an image share their time; and when they came, in each batch.
 SHARED = AT // 3, THERE // 3
 MASK = RNG.random((BATCH, HEADS, QUERIES, KEYS)) < 0.7
+SPARSE = RNG.random((BATCH, 1, QUERIES, KEYS)) < 0.1  # some tiles have one query that sees a key
 ORDER = np.stack([AT, RNG.permutation(AT)]), np.stack([THERE, RNG.permutation(THERE)])
 SCALES = {
     "()": np.float32(0.6) * np.ones((), np.float32),
@@ -61,7 +62,7 @@ CASES = {
     "order": {"causal": True, "order": ORDER, "i": SHARED[0], "j": SHARED[1], "window": (2, 1), "bias": True, "sinks": True},
     "mask": {"mask": MASK, "block_size": 512},
     "mask of keys": {"mask": MASK[:, :1, :1], "causal": True, "segments": PARTS},
-    "mask, everything": {"mask": MASK[:1], "window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "i": BATCHED, "scale": "(heads,)", "block_size": 4},
+    "mask, everything": {"mask": MASK[:1] & SPARSE, "window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": PARTS, "i": BATCHED, "scale": "(heads,)", "block_size": 4},
     "order of all, without a window": {"causal": True, "order": (AT, THERE), "i": SHARED[0], "j": SHARED[1], "segments": PARTS},
 } | {f"scale {name}": {"scale": name, "window": (6, 2)} for name in SCALES}  # fmt: skip
 FEW = ["mask, everything", "order"]

@@ -46,6 +46,11 @@ def apart(i, j):
     )
 
 
+def one_row(i, j):
+    """A bias that takes positions without a batch alone."""
+    return -((i[:, None] - j) ** 2 / np.float32(10))[None] * np.ones((2, 1, 1), np.float32)
+
+
 def of_content(i, j, query, key):
     """A bias of coordinates and tokens."""
     module = jnp if isinstance(query, jax.Array) else np
@@ -71,27 +76,48 @@ def rotated(positions, omega, x=Q):
 
 
 ROPE = 10_000.0 ** (-np.arange(4) / 4)
-TURNED = rotated(COUNTED, ROPE), rotated(COUNTED, ROPE, K)
+ROTATED = rotated(COUNTED, ROPE), rotated(COUNTED, ROPE, K)
 AXIAL = np.stack([np.repeat(GRID[:, :1], 2, 1), np.repeat(GRID[:, 1:], 2, 1)], 1).reshape(6, 4)
-AXIAL_TURNED = [rotated(np.ones(6), (AXIAL * np.tile([1, 0.01], 2))[:, None], x) for x in (Q, K)]
+AXIAL_ROTATED = [rotated(np.ones(6), (AXIAL * np.tile([1, 0.01], 2))[:, None], x) for x in (Q, K)]
 CAUSAL = may_see(COUNTED, COUNTED, causal=True)
 # name → settings, options of `attention`, the call, rotated query and key, bias, what is seen
 CASES = {
-    "a mask of queries and keys": ({"rotation": 8}, {"mask": BY_QUERY}, TURNED, 0, BY_QUERY),
+    "a mask of queries and keys": ({"rotation": 8}, {"mask": BY_QUERY}, ROTATED, 0, BY_QUERY),
     "a mask of each head, in floats": ({"bias": apart}, {"mask": np.float32(BY_HEAD)}, (Q, K), apart(COUNTED, COUNTED), BY_HEAD),
     "a mask that all sequences share": ({"bias": apart}, {"mask": BY_QUERY[:1]}, (Q, K), apart(COUNTED, COUNTED), BY_QUERY[:1]),
-    "segments": ({"rotation": 8}, {"mask": nnx_modules.SegmentMask(SEGMENTS)}, TURNED, 0, may_see(COUNTED, COUNTED, segments=(SEGMENTS,) * 2)),
+    "segments": ({"rotation": 8}, {"mask": nnx_modules.SegmentMask(SEGMENTS)}, ROTATED, 0, may_see(COUNTED, COUNTED, segments=(SEGMENTS,) * 2)),
     "segments of other keys": ({"bias": apart}, {"mask": nnx_modules.SegmentMask(OTHERS, SEGMENTS[1:])}, (Q, K), apart(COUNTED, COUNTED),
         may_see(COUNTED, COUNTED, segments=(OTHERS, SEGMENTS[1:]))),
     "packed": ({"bias": apart}, {"mask": nnx_modules.SegmentMask(SEGMENTS), "input_positions": RESTARTED, "is_causal": True}, (Q, K),
         apart(RESTARTED, RESTARTED), may_see(COUNTED, COUNTED, segments=(SEGMENTS,) * 2) & CAUSAL),
-    "axes, a bias of the index": ({"rotation": pe.axial(8, 2), "bias": apart, "bias_positions": "index"}, {"input_positions": GRID}, AXIAL_TURNED, apart(COUNTED, COUNTED), True),
-    "axes, a bias of coordinates": ({"rotation": pe.axial(8, 2), "bias": manhattan}, {"input_positions": np.stack([GRID] * 2), "is_causal": True}, AXIAL_TURNED, manhattan(GRID, GRID), CAUSAL),
+    "axes, a bias of the index": ({"rotation": pe.axial(8, 2), "bias": apart, "bias_positions": "index"}, {"input_positions": GRID}, AXIAL_ROTATED, apart(COUNTED, COUNTED), True),
+    "axes, a bias of coordinates": ({"rotation": pe.axial(8, 2), "bias": manhattan}, {"input_positions": np.stack([GRID] * 2), "is_causal": True}, AXIAL_ROTATED, manhattan(GRID, GRID), CAUSAL),
     "coordinates without a rotation": ({"bias": manhattan, "content_bias": of_content, "num_axes": 2}, {"input_positions": GRID}, (Q, K), manhattan(GRID, GRID) + of_content(GRID, GRID, Q, K), True),
     "times": ({"rotation": 8, "bias": apart}, {"input_positions": TIMES, "is_causal": True}, (rotated(TIMES, ROPE), rotated(TIMES, ROPE, K)), apart(TIMES, TIMES), CAUSAL),
     "times, a bias of the index": ({"rotation": 8, "bias": apart, "bias_positions": "index"}, {"input_positions": TIMES[::-1]}, (rotated(TIMES[::-1], ROPE), rotated(TIMES[::-1], ROPE, K)), apart(COUNTED, COUNTED), True),
     "a bias of the index at positions": ({"bias": apart, "bias_positions": "index"}, {"input_positions": COUNTED * 7, "key_positions": COUNTED}, (Q, K), apart(COUNTED, COUNTED), True),
     "frequencies of each head": ({"rotation": by_heads}, {"input_positions": COUNTED + 3}, (rotated(COUNTED, OF_HEADS[:, 0]), rotated(COUNTED, OF_HEADS[:, 0], K)), 0, True),
+    "a module of the same settings": (
+        {"rotation": "RotaryEncoding"},
+        {"input_positions": COUNTED, "key_positions": COUNTED + 2},
+        (rotated(COUNTED, ROPE), rotated(COUNTED + 2, ROPE, K)),
+        0,
+        True,
+    ),
+    "a bias of one row at positions as data": (
+        {"bias": one_row, "bias_positions": "index"},
+        {"input_positions": COUNTED * 3},
+        (Q, K),
+        one_row(COUNTED, COUNTED),
+        True,
+    ),
+    "frequencies of each head, other keys": (
+        {"rotation": by_heads},
+        {"input_positions": COUNTED + 3, "key_positions": COUNTED},
+        (rotated(COUNTED + 3, OF_HEADS[:, 0]), rotated(COUNTED, OF_HEADS[:, 0], K)),
+        0,
+        True,
+    ),
     "a layer of a plan": ({"rotation": of_plan}, {"input_positions": COUNTED * 9000}, (Q * (1 + 0.1 * np.log(1 + (COUNTED * 9000 + 1) // 8192))[:, None, None], K), 0, True),
 }  # fmt: skip
 WAYS = {
@@ -116,6 +142,9 @@ def test_each_is_attention_as_it_says(way, as_flax):
     def every(q, k, v):
         for name, (settings, call, *_) in CASES.items():
             if make is nnx_modules.positional_attention or "is_causal" not in call:  # Linen has no is_causal
+                if settings.get("rotation") == "RotaryEncoding":
+                    modules = nnx_modules if make is nnx_modules.positional_attention else linen
+                    settings = {"rotation": modules.RotaryEncoding(8, head_axis=-2)}
                 yield name, make(**settings, attention=attention)(q, k, v, **call)
 
     for name, got in quick(lambda *qkv: dict(every(*qkv)))(Q, K, V).items():
@@ -181,6 +210,22 @@ def test_positions_that_restart_need_segments_or_a_mask_of_queries():
         jax.eval_shape(traced, RESTARTED)
         with pytest.raises(ValueError, match=message):  # an array of JAX's that a traced function closes over
             attend(attention=attention, call=call | {"input_positions": jnp.asarray(RESTARTED)})
+        message = message.replace("input_positions", "key_positions")
+        with pytest.raises(ValueError, match=message):
+            attend(attention=attention, call=call | {"input_positions": COUNTED, "key_positions": RESTARTED})
+        with pytest.raises(ValueError, match="input_positions must not return"):  # times
+            attend(attention=attention, call=call | {"input_positions": np.float32([0, 0.5, 1, 0, 0.5, 1])})
+        attend(attention=attention, call=call | {"input_positions": np.float32([0, 0.5, 0.5, 1, 3, 3])})
+        content = {"content_bias": lambda i, j, q, k: jnp.zeros((2, 6, 6))}
+        attend(attention=attention, call=call, **content)
+    real, padded = np.int32([[1, 1, 1, 0, 0, 0], [1] * 6]), functools.partial(pe.attention, causal=True)
+    attend(attention=padded, call={"input_positions": pe.positions_from_mask(real), "mask": real[:, None, None] > 0})
+    behind = functools.partial(pe.attention, causal=True, window=(2, 0))
+    behind_window = {
+        "input_positions": np.int32([8, 9, 10, 11, 12, 13]),
+        "key_positions": np.int32([0, 1, 0, 1, 12, 13]),
+    }
+    attend(attention=behind, call=behind_window)
     attend(attention=None, call=restarted)  # both directions
     attend(attention=pe.attention, call=restarted)
 
@@ -237,3 +282,43 @@ def test_segments_join_the_masks_of_flax(attention, as_flax):
 
     whole, last = program(state)
     assert_within(last, whole, 1e-5, against="the whole")
+
+
+@pytest.mark.parametrize("attention", [None, pe.attention], ids=["dense", "tiles"])
+def test_a_step_of_the_cache_counts_slots(attention):
+    """A function that rotates, and biases of the index: the last query beside keys 0, 1, 2, …."""
+    attend = nnx_modules.positional_attention(
+        rotation=by_heads, bias=apart, bias_positions="index", attention=attention
+    )
+    step = {"input_positions": np.array([4]), "mask": (COUNTED <= 4)[None, None, None]}
+    got = quick(lambda q, k, v: attend(q[:, 4:5], k, v, **step))(Q, K, V)
+    scores = rotated(COUNTED[4:5], OF_HEADS[:, 0], Q[:, 4:5]), rotated(COUNTED, OF_HEADS[:, 0], K)
+    assert_within(got, dense(*scores, V, apart(COUNTED[4:5], COUNTED), COUNTED <= 4).y, 3e-6)
+
+
+def test_what_positions_of_other_keys_cannot_say():
+    """The indices of queries beside more keys are unknown, so masks by index would hide the wrong keys."""
+    q, k = (jax.ShapeDtypeStruct((1, n, 2, 8), np.float32) for n in (2, 6))
+    grid = {"input_positions": GRID[4:], "key_positions": GRID}
+
+    def call(attention, settings, **call):
+        attend = nnx_modules.positional_attention(**settings, attention=attention)
+        return jax.eval_shape(lambda q, k: attend(q, k, k, **call), q, k)
+
+    of_grid, of_times = {"rotation": pe.axial(8, 2), "bias": manhattan}, {"rotation": 8}
+    call(pe.attention, of_grid, **grid)
+    for masked in {"causal": True}, {"window": (2, None)}:
+        bound = functools.partial(pe.attention, **masked)
+        with pytest.raises(
+            ValueError,
+            match="attention must bind neither causal nor window where .* 2 and 6, and positions are times or coordinates",
+        ):
+            call(bound, of_grid, **grid)
+        with pytest.raises(ValueError, match="attention must bind neither causal nor window"):
+            call(bound, of_times, input_positions=TIMES[4:], key_positions=TIMES)
+    one = jax.ShapeDtypeStruct((1, 1, 2, 8), np.float32)
+    with pytest.raises(ValueError, match="input_positions must be an integer, the slot, if the keys are Flax's cache"):
+        attend = nnx_modules.positional_attention(rotation=8)
+        jax.eval_shape(
+            lambda q, k: attend(q, k, k, input_positions=TIMES[1:2], mask=np.ones((1, 1, 1, 6), bool)), one, k
+        )

@@ -58,7 +58,9 @@ def seen(query, key, value, *args, **kwargs):
 
 
 def what_flax_gets(*arrays, rotation=8, bias=None, content_bias=None, layout="half", part="first", **kwargs):
-    settings, _ = PositionalSettings.parse(rotation, layout, part, None, "input", nnx_modules.PoPE)
+    settings, _ = PositionalSettings.parse(
+        rotation, layout, part, None, "input", nnx_modules.PoPE, nnx_modules.RotaryEncoding
+    )
     return settings.attend(seen, None, None, (bias, content_bias), *arrays, **kwargs)
 
 
@@ -744,7 +746,7 @@ def shaw(rows, width, **settings):
         (lambda f: f(content_bias=shaw(5, 8))(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
         (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V), ValueError, "input_positions must be given where queries and keys differ in number, 1 and 6"),
         (lambda f: f(bias=BIASES[0])(Q[:, :1], K, V, input_positions=5), ValueError, "key_positions must be given where queries and keys differ in number, 1 and 6"),
-        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\)"),
+        (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=np.zeros((6, 2), int)), ValueError, r"input_positions must hold 6 along the sequence, got shape \(6, 2\); for coordinates set num_axes=2"),
         (lambda f: f(bias=BIASES[0])(Q, K, V, input_positions=[0] * 6), TypeError, "input_positions must be an integer or float array"),
     ],
 )  # fmt: skip
@@ -923,7 +925,7 @@ def test_scanned_linen_layers():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda f: f(rotation=jnp.ones(4)), TypeError, "positional_attention: rotation must be a width, Frequencies, PoPE, a function of .* or None, got float32 of shape"),
+        (lambda f: f(rotation=jnp.ones(4)), TypeError, "positional_attention: rotation must be a width, Frequencies, .* or None, got float32 of shape"),
         (lambda f: f(rotation=7), ValueError, "positional_attention: rotation: frequencies must have an even dim, got 7"),
         (lambda f: f(8), TypeError, "positional_attention: arguments must be given by name, as rotation=8"),
         (lambda f: f(rotation=True), TypeError, "rotation must be a width, .* got bool True"),
