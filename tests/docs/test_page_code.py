@@ -487,7 +487,8 @@ def test_a_draft_sees_its_path():
     for draft, path in enumerate([[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4]]):
         at = [*range(7), *(7 + n for n in path)]
         query = rotations.rope(q[:, 7 + draft : 8 + draft], np.array([len(at) - 1]))
-        want = attention.dense(query, k[:, at], v[:, at]).y
+        keys = rotations.rope(k[:, at], np.arange(len(at)))
+        want = attention.dense(query, keys, v[:, at]).y
         assert_within(got[:, draft : draft + 1], want, 3e-6, against=f"draft {draft} alone")
 
 
