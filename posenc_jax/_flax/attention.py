@@ -106,6 +106,8 @@ class PositionalSettings:
         of PoPE, or the function that rotates.
         """
         query, key, value = map(unwrap_array, (query, key, value))
+        segments = sorted({"query_segments", "key_segments"} & {*kwargs})
+        require(not segments, "{} must be given as mask=SegmentMask(query_segments, key_segments)", ", ".join(segments))
         queries, keys = self._parse_positions(query, key, input_positions, key_positions)
         mask, is_causal = masks.parse(mask, query, key), kwargs.get("is_causal")
         if keys is None and queries is not None:

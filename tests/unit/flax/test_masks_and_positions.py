@@ -251,6 +251,11 @@ def test_what_fits_no_segments():
             ValueError, match=r"mask must be 1 where a query sees a key, and 0 where not, got -inf; a bias is added"
         ):
             attend(attention=attention, call={"mask": np.where(BY_QUERY, 0, -np.inf).astype(np.float32)})
+        with pytest.raises(
+            ValueError,
+            match=r"key_segments, query_segments must be given as mask=SegmentMask\(query_segments, key_segments\)",
+        ):
+            attend(attention=attention, call={"query_segments": SEGMENTS, "key_segments": SEGMENTS})
     for mask in np.float32(SEGMENTS), "ids":
         with pytest.raises(TypeError, match="mask must be an array or a SegmentMask|query_segments must be an integer"):
             attend(call={"mask": mask if isinstance(mask, str) else nnx_modules.SegmentMask(mask)})
