@@ -13,7 +13,6 @@ from jax.typing import ArrayLike
 from posenc_jax._attention.parser import hidden_as_empty, parse_pair, reject_returning_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
-from posenc_jax._jax.checks import is_concrete
 from posenc_jax._jax.errors import invalid, require, require_type
 
 
@@ -80,7 +79,7 @@ def parse(mask: Any, query: jax.Array, key: jax.Array) -> Any:
         hint = "; for (batch, keys) pass mask[:, None, None, :]" if mask.ndim == 2 else ""
         message = "mask must broadcast to the scores, (..., heads, queries, keys) = {}, got shape {}{}"
         require(checks.broadcasts(mask.shape, shape), message, shape, mask.shape, hint)
-    if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating) and is_concrete(mask):  # as Flax makes them
+    if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating) and checks.is_concrete(mask):  # as Flax makes them
         least = np.asarray(mask, np.float32).min(initial=0)
         require(least >= 0, "mask must be 1 where a query sees a key, and 0 where not, got {}; a bias is added", least)
     return mask
@@ -153,7 +152,7 @@ def require_apart(attention: Any, queries: Any, keys: Any, mask: Any, is_causal:
     if not (is_causal or causal or right is not None) or is_by_query(mask, queries.shape[-1]):
         return
     name = "input_positions" if keys is queries else "key_positions"
-    if not is_concrete(queries, keys):
+    if not checks.is_concrete(queries, keys):
         return
     if not all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)):  # times, which masks do not read
         sizes, left = (queries.size, keys.size), None
