@@ -242,6 +242,9 @@ def test_what_tells_tokens_apart_is_taken():
         attend(p, p, causal=True, **options)
     with pytest.raises(ValueError, match="key_positions must not return"):
         attend(p, p, causal=True, mask=np.ones((1, 1, 1, 8), bool))  # it hides padding alone
+    with pytest.raises(ValueError, match="key_positions must not return"):
+        attend(p, p, causal=True, mask=np.array([False, True])[None, :, None, None])  # from one head alone
+    attend(p, p, causal=True, mask=np.arange(8)[None, None, None] < 4)  # nothing that is seen returns
     attend(p, p)  # both directions
     attend([9], [0, 1, 0, 1, 8, 9], window=(2, 0))  # behind the window
     attend(p, p, window=(2, None))

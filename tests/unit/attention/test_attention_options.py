@@ -192,6 +192,37 @@ def test_results_residuals_and_gradients(name):
     check(((y, residual), gradients), exact(CASES[name]), 2e-5)
 
 
+def test_leading_axes_of_a_mask():
+    """A mask that some of several leading axes share."""
+    q, k, v = (np.stack([x, x[::-1], 2 * x]) for x in (Q, K, V))
+    masks = [
+        MASK[None],
+        np.stack([MASK[:1, :1, :1]] * 3) & (np.arange(KEYS) != np.arange(3)[:, None, None, None, None]),
+    ]
+    found = quick(lambda *qkv: [pe.attention(*qkv, mask=mask) for mask in masks])(q, k, v)
+    for got, mask in zip(found, masks, strict=True):
+        assert_within(got, dense(q, k, v, seen=mask).y, 2e-6)
+
+
+def test_a_mask_of_more_queries_than_a_word_has_bits():
+    """Tiles of 35 queries, of which in some the first 32 see nothing, or one sequence."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.normal(size=(2, n, 1, 8)).astype(np.float32) for n in (70, 50, 50))
+    i, j = np.arange(70)[:, None] % 35, np.arange(50)
+    seen = (rng.random((2, 1, 70, 50)) < 0.3) & (i >= np.where(j < 25, 32, 0))
+    seen[0, ..., :25] = False
+
+    @quick
+    def program(q, k, v):
+        loss = lambda *x: (pe.attention(*x, mask=seen, block_size=40) ** 2).sum()  # noqa: E731
+        return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
+
+    got, by = program(q, k, v)
+    y, _, back = dense(q, k, v, seen=seen)
+    assert_within(got, (y**2).sum(), 1e-4)
+    check(by, back(2 * y)[:3], 2e-5)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("block_size", [1, 5, 512])
 @pytest.mark.parametrize("name", ["everything", "everything, causal", "sinks", "window", "scale ()"])

@@ -28,6 +28,7 @@ BY_QUERY |= np.eye(6, dtype=bool)  # Flax averages all values where a query sees
 BY_HEAD = (RNG.random((1, 2, 6, 6)) < 0.6) | np.eye(6, dtype=bool)
 GRID = np.stack([COUNTED // 3, COUNTED % 3], -1)
 TIMES = np.float32([0, 0.5, 0.5, 2.25, 7, 100])
+OTHER_TIMES = np.stack([TIMES, TIMES[::-1] / 3])  # of each sequence
 SLOPES = np.float64([0.2, 0.7])
 OF_HEADS = np.float32(RNG.uniform(0.1, 1, (2, 1, 4)))  # heads, axes, pairs
 PLAN = rotary_from_config({"model_type": "llama4_text", "head_dim": 8, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]})  # fmt: skip
@@ -94,6 +95,13 @@ CASES = {
     "axes, a bias of coordinates": ({"rotation": pe.axial(8, 2), "bias": manhattan}, {"input_positions": np.stack([GRID] * 2), "is_causal": True}, AXIAL_ROTATED, manhattan(GRID, GRID), CAUSAL),
     "coordinates without a rotation": ({"bias": manhattan, "content_bias": of_content, "num_axes": 2}, {"input_positions": GRID}, (Q, K), manhattan(GRID, GRID) + of_content(GRID, GRID, Q, K), True),
     "times": ({"rotation": 8, "bias": apart}, {"input_positions": TIMES, "is_causal": True}, (rotated(TIMES, ROPE), rotated(TIMES, ROPE, K)), apart(TIMES, TIMES), CAUSAL),
+    "times of each sequence": (
+        {"rotation": 8, "bias": apart},
+        {"input_positions": OTHER_TIMES},
+        (rotated(OTHER_TIMES, ROPE), rotated(OTHER_TIMES, ROPE, K)),
+        apart(OTHER_TIMES, OTHER_TIMES),
+        True,
+    ),
     "times, a bias of the index": ({"rotation": 8, "bias": apart, "bias_positions": "index"}, {"input_positions": TIMES[::-1]}, (rotated(TIMES[::-1], ROPE), rotated(TIMES[::-1], ROPE, K)), apart(COUNTED, COUNTED), True),
     "a bias of the index at positions": ({"bias": apart, "bias_positions": "index"}, {"input_positions": COUNTED * 7, "key_positions": COUNTED}, (Q, K), apart(COUNTED, COUNTED), True),
     "frequencies of each head": ({"rotation": by_heads}, {"input_positions": COUNTED + 3}, (rotated(COUNTED, OF_HEADS[:, 0]), rotated(COUNTED, OF_HEADS[:, 0], K)), 0, True),
@@ -292,8 +300,9 @@ def test_segments_join_the_masks_of_flax(attention, as_flax):
 @pytest.mark.parametrize("attention", [None, pe.attention], ids=["dense", "tiles"])
 def test_a_step_of_the_cache_counts_slots(attention):
     """A function that rotates, and biases of the index: the last query beside keys 0, 1, 2, …."""
+    rotation = lambda q, k, i, j: by_heads(q, k, 1 * i, 1 * j)  # noqa: E731
     attend = nnx_modules.positional_attention(
-        rotation=by_heads, bias=apart, bias_positions="index", attention=attention
+        rotation=rotation, bias=apart, bias_positions="index", attention=attention
     )
     step = {"input_positions": np.array([4]), "mask": (COUNTED <= 4)[None, None, None]}
     got = quick(lambda q, k, v: attend(q[:, 4:5], k, v, **step))(Q, K, V)
@@ -322,8 +331,25 @@ def test_what_positions_of_other_keys_cannot_say():
         with pytest.raises(ValueError, match="attention must bind neither causal nor window"):
             call(bound, of_times, input_positions=TIMES[4:], key_positions=TIMES)
     one = jax.ShapeDtypeStruct((1, 1, 2, 8), np.float32)
+    with pytest.raises(ValueError, match="key_positions must be given where .* 1 and 6 .* got None: bind them"):
+        segments = nnx_modules.SegmentMask(np.ones(1, int), np.ones(6, int))  # no cache of Flax's has one
+        attend = nnx_modules.positional_attention(rotation=8)
+        jax.eval_shape(lambda q, k: attend(q, k, k, input_positions=np.array([3]), mask=segments), one, k)
     with pytest.raises(ValueError, match="input_positions must be an integer, the slot, if the keys are Flax's cache"):
         attend = nnx_modules.positional_attention(rotation=8)
         jax.eval_shape(
             lambda q, k: attend(q, k, k, input_positions=TIMES[1:2], mask=np.ones((1, 1, 1, 6), bool)), one, k
         )
+
+
+def test_the_index_is_what_nothing_masks_by():
+    """Biases of the index get it as positions where `attention` masks by none, so a kernel needs no data."""
+    given = lambda *qkv, **options: options  # noqa: E731
+    settings = {"bias": apart, "bias_positions": "index", "rotation": 8}
+    options = nnx_modules.positional_attention(**settings, attention=given)(Q, K, V, input_positions=COUNTED * 7)
+    assert "query_data" not in options
+    np.testing.assert_array_equal(options["query_positions"], COUNTED)
+    windowed = functools.partial(given, window=(9, 9))
+    options = nnx_modules.positional_attention(**settings, attention=windowed)(Q, K, V, input_positions=COUNTED * 7)
+    np.testing.assert_array_equal(options["query_positions"], COUNTED * 7)
+    np.testing.assert_array_equal(options["query_data"]["positions"].ravel(), COUNTED)
