@@ -314,7 +314,7 @@ def test_in_the_layers_of_flax():
     graph, state = nnx.split(layer)
     loss = lambda state, x: jnp.sum(nnx.merge(graph, state)(x, mask=np.tril(np.ones((1, 1, 5, 5), bool))) ** 2)  # noqa: E731
     slopes = quick(jax.grad(loss))(state, x)
-    learned = slopes["attention_fn"]["pope"]["phase"].get_value()
+    learned = slopes["attention_fn"]["rotation"]["phase"].get_value()
     assert learned.shape == (2, 8) and np.abs(learned).min() > 0
 
 
