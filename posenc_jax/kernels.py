@@ -78,7 +78,8 @@ def phase_constants(frequencies: Frequencies | int | jax.Array, layout: Layout |
     Examples:
       >>> import posenc_jax as pe
       >>> from posenc_jax import kernels
-      >>> kernels.phase_constants(pe.geometric(64)).shape, kernels.phase_constants(64, "half").shape
+      >>> constants = kernels.phase_constants(pe.geometric(64))
+      >>> constants.shape, kernels.phase_constants(64, "half").shape
       ((6, 32), (6, 64))
 
     Args:

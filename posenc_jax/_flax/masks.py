@@ -33,7 +33,8 @@ class SegmentMask:
       >>> from posenc_jax.nnx import ALiBi, SegmentMask, positional_attention
       >>> tiles = functools.partial(pe.attention, causal=True)
       >>> attend = positional_attention(bias=ALiBi(2), attention=tiles)
-      >>> layer = nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
+      >>> settings = {"attention_fn": attend, "decode": False, "rngs": nnx.Rngs(0)}
+      >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
       >>> segments = jnp.array([[1, 1, 1, 2, 2]])  # two documents in one row
       >>> x = jnp.ones((1, 5, 16))
       >>> packed, alone = layer(x, mask=SegmentMask(segments)), layer(x[:, 3:])

@@ -49,7 +49,8 @@ def pope(
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
-      >>> query = key = value = jnp.ones((2, 5, 4, 64), jnp.bfloat16)  # batch, seq, heads, head_dim
+      >>> # batch, seq, heads, head_dim
+      >>> query = key = value = jnp.ones((2, 5, 4, 64), jnp.bfloat16)
       >>> delta = jnp.zeros((4, 64))  # learned, one for each head of the keys
       >>> query, key = pe.pope(query, head_axis=-2), pe.pope(key, head_axis=-2, phase=delta)
       >>> query.shape

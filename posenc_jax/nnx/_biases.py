@@ -359,7 +359,8 @@ class ContentBias(nnx.Module):
       >>> from flax import nnx
       >>> from posenc_jax.nnx import ContentBias, positional_attention
       >>> rngs = nnx.Rngs(0)
-      >>> shaw = ContentBias(33, 8, source="query", scale=8**-0.5, out_of_range="nearest", rngs=rngs)
+      >>> settings = {"scale": 8**-0.5, "out_of_range": "nearest", "rngs": rngs}
+      >>> shaw = ContentBias(33, 8, source="query", **settings)
       >>> attend = positional_attention(content_bias=shaw)
       >>> settings = {"attention_fn": attend, "decode": False, "rngs": rngs}
       >>> layer = nnx.MultiHeadAttention(2, 16, **settings)
