@@ -345,7 +345,7 @@ def test_what_positions_of_other_keys_cannot_say():
 def test_the_index_is_what_nothing_masks_by():
     """Biases of the index get it as positions where `attention` masks by none, so a kernel needs no data."""
     given = lambda *qkv, **options: options  # noqa: E731
-    settings = {"bias": apart, "bias_positions": "index", "rotation": 8}
+    settings = {"bias": apart, "bias_positions": "index"}
     options = nnx_modules.positional_attention(**settings, attention=given)(Q, K, V, input_positions=COUNTED * 7)
     assert "query_data" not in options
     np.testing.assert_array_equal(options["query_positions"], COUNTED)
