@@ -87,7 +87,7 @@ def parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_
     return Settings(causal, window, soft_cap, scale, block_size)
 
 
-def parse_mask(mask: Any, query: jax.Array, key: jax.Array) -> jax.Array | None:
+def parse_mask(mask: Any, query: jax.Array, key: jax.Array) -> Any:
     """The mask, (batch or 1, heads or 1, queries or 1, keys or 1); None if there is none, or nothing to mask."""
     if mask is None:
         return None
