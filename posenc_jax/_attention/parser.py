@@ -122,7 +122,7 @@ def parse_attributes(
     positions: Pair,
     order: Pair,
     segments: Pair,
-    mask: jax.Array | None,
+    mask: Any,
     has_bias: bool,
     has_data: bool,
 ) -> tuple[Settings, TokenAttributes, TokenAttributes]:
