@@ -119,7 +119,7 @@ def attention(
       key_positions: likewise, (..., keys); both or neither, as orders and segments.
       query_order: integers of shape (..., queries), such as cache slots, by which causal masks, not by positions.
       key_order: likewise for the keys.
-      query_segments: integers of shape (..., queries). A query sees only keys of the same number.
+      query_segments: integers of shape (..., queries). A query sees keys of its number.
       key_segments: likewise for the keys.
       mask: booleans (..., heads, queries, keys), True where a query sees a key; any axis may be 1.
       causal: whether to mask keys after the query, by position or order.
@@ -127,9 +127,10 @@ def attention(
         bound.
       logits_soft_cap: $a$, from 1e-30 to 1e30, for the scores $a \tanh(c\,q_i \cdot k_j / a) + b(i, j)$.
       sinks: floats of shape (heads,), the score of one more key per head, of value 0.
-      scale: $c$; None for $1/\sqrt{\text{head\_dim}}$. An array (..., queries, heads) multiplies the query.
-      block_size: the most queries and keys per tile.
-      implementation: "xla" or None; "mosaic_gpu" for experimental kernels for NVIDIA Hopper GPUs.
+      scale: $c$; None for $1/\sqrt{\text{head\_dim}}$. An array that broadcasts to (..., queries, heads) multiplies the
+        query.
+      block_size: most queries and keys per tile.
+      implementation: "xla" or None; "mosaic_gpu" for experimental kernels on NVIDIA Hopper.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too.
 
     Returns:

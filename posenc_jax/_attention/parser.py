@@ -147,8 +147,7 @@ def parse_attributes(
         )
         if settings.causal:
             remedy += ", slots as query_order and key_order, or positions as orders for streams that share their time"
-        queries, keys = positions
-        reject_returning_positions(queries, hidden_as_empty(keys, mask), settings.window[0], "key_positions", remedy)
+        reject_returning_positions(*positions, mask, settings.window[0], "key_positions", remedy)
     attributes = (_flatten_batch(pair, query.shape[:-3]) for pair in (positions, segments, order))
     query_tokens, key_tokens = map(TokenAttributes, *attributes)
     skips = settings.masked or is_ordered or has_segments or mask is not None
@@ -178,25 +177,25 @@ def _count_tokens(query: jax.Array, key: jax.Array, needed: bool) -> Pair:
     return checks.counted("query", n), checks.counted("key", m)
 
 
-def hidden_as_empty(keys: Any, mask: Any) -> Any:
-    """Concrete positions of keys, the greatest int32 where a concrete mask hides them from all queries, as padding."""
-    if mask is None or mask.shape[-3:-1] != (1, 1) or not checks.is_concrete(keys, mask):
-        return keys
-    return np.where(np.asarray(mask)[..., 0, 0, :], keys, np.iinfo(np.int32).max)
-
-
-def reject_returning_positions(queries: Any, keys: Any, left: int | None, name: str, remedy: str) -> None:
+def reject_returning_positions(queries: Any, keys: Any, mask: Any, left: int | None, name: str, remedy: str) -> None:
     """Raises if a query may see a position at two places of a row of keys with another between, as in packed rows.
 
     `left` is how far before its position a query sees keys. The error names the argument and what to pass instead.
-
-    Slots at the greatest int32 are empty. On an accelerator, positions of queries beside more keys are not read: each
-    decode step would wait for the device.
+    Slots at the greatest int32 are empty, and so are those that a concrete mask hides from all queries. On an
+    accelerator, positions of queries beside more keys are not read: each decode step would wait for the device.
     """
     is_step = queries.shape[-1] < keys.shape[-1]
-    if not checks.is_concrete(queries, keys) or is_step and not all(map(_is_on_host, (queries, keys))):
+    hides_keys = mask is not None and mask.shape[-3:-1] == (1, 1) and checks.is_concrete(mask)
+    arrays = queries, keys, *([mask] if hides_keys else [])
+    if not checks.is_concrete(*arrays) or is_step and not all(map(is_on_host, arrays)):
         return
-    rows, queries, empty = np.asarray(keys), np.asarray(queries), np.iinfo(np.int32).max
+    rows: Any = np.asarray(keys)
+    queries, empty = np.asarray(queries), np.iinfo(np.int32).max
+    if not all(np.issubdtype(x.dtype, np.integer) for x in (rows, queries)):  # times, by their ranks
+        _, ranks = np.unique(np.concatenate([rows.ravel(), queries.ravel()]), return_inverse=True)
+        rows, queries, left = ranks[: rows.size].reshape(rows.shape), ranks[rows.size :].reshape(queries.shape), None
+    if hides_keys:
+        rows = np.where(np.asarray(mask)[..., 0, 0, :], rows, empty)
     changes, drops = rows[..., 1:] != rows[..., :-1], (rows[..., 1:] < rows[..., :-1]).sum(-1)
     is_ring = (drops == 1) & (rows[..., -1:] < rows[..., :1]).all(-1)  # sorted from its oldest slot on
     if ((drops == 0) | is_ring).all() or not queries.size:
@@ -216,7 +215,8 @@ def reject_returning_positions(queries: Any, keys: Any, left: int | None, name: 
             require((counts == 1).all(), message, name, *values[counts > 1][:1], remedy)
 
 
-def _is_on_host(x: Any) -> bool:
+def is_on_host(x: Any) -> bool:
+    """Whether reading the values of a concrete array waits for no accelerator."""
     return isinstance(x, np.ndarray) or all(device.platform == "cpu" for device in x.devices())
 
 

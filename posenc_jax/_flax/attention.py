@@ -76,11 +76,10 @@ class PositionalSettings:
         message = "layout and part must be left out unless rotation is a width or Frequencies, got {!r} and {!r}"
         by_width = frequencies is not None and not is_module
         require(given == ("half", "first") or by_width, message, *given)
-        axes = 1 if frequencies is None else frequencies.num_axes
-        if num_axes is not None:
-            message = "num_axes must be that of the frequencies, {}, or None, got {}"
-            require(frequencies is None or checks.positive_int("num_axes", num_axes) == axes, message, axes, num_axes)
-            axes = checks.positive_int("num_axes", num_axes)
+        own_axes = None if frequencies is None else frequencies.num_axes
+        axes = own_axes or 1 if num_axes is None else checks.positive_int("num_axes", num_axes)
+        message = "num_axes must be that of the frequencies, {}, or None, got {}"
+        require(own_axes in (None, axes), message, own_axes, axes)
         checks.one_of("bias_positions", bias_positions, get_args(PositionKind))
         return cls(frequencies, layout, part, polar, axes, bias_positions), function
 

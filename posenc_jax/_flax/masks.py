@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._attention.parser import hidden_as_empty, parse_pair, reject_returning_positions
+from posenc_jax._attention.parser import is_on_host, parse_pair, reject_returning_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
 from posenc_jax._jax.errors import invalid, require, require_type
@@ -73,15 +73,17 @@ def parse(mask: Any, query: jax.Array, key: jax.Array) -> Any:
         keys = mask.query_segments if keys is None else keys
         return SegmentMask(*parse_pair("segments", (mask.query_segments, keys), query, key))
     mask = unwrap_array(mask)
-    fits = mask is None or isinstance(mask, (jax.Array, np.ndarray))
-    require_type(fits, "mask", "an array or a SegmentMask", mask)
-    if mask is not None:
-        shape = *query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3]
-        hint = "; for (batch, keys) pass mask[:, None, None, :]" if mask.ndim == 2 else ""
-        message = "mask must broadcast to the scores, (..., heads, queries, keys) = {}, got shape {}{}"
-        require(checks.broadcasts(mask.shape, shape), message, shape, mask.shape, hint)
-    if mask is not None and jnp.issubdtype(mask.dtype, jnp.floating) and checks.is_concrete(mask):  # as Flax makes them
-        least = np.asarray(mask, np.float32).min(initial=0)
+    if mask is None:
+        return None
+    require_type(isinstance(mask, (jax.Array, np.ndarray)), "mask", "an array or a SegmentMask", mask)
+    *batch, queries, heads, _ = query.shape
+    shape = *batch, heads, queries, key.shape[-3]
+    hint = "; for (batch, keys) pass mask[:, None, None, :]" if mask.ndim == 2 else ""
+    message = "mask must broadcast to the scores, (..., heads, queries, keys) = {}, got shape {}{}"
+    require(checks.broadcasts(mask.shape, shape), message, shape, mask.shape, hint)
+    is_step = queries < key.shape[-3]  # which would wait for the device
+    if jnp.issubdtype(mask.dtype, jnp.floating) and checks.is_concrete(mask) and (is_on_host(mask) or not is_step):
+        least = np.asarray(mask, np.float32).min(initial=0)  # Flax makes masks of 0 and 1 in float32
         require(least >= 0, "mask must be 1 where a query sees a key, and 0 where not, got {}; a bias is added", least)
     return mask
 
@@ -152,16 +154,9 @@ def require_apart(attention: Any, queries: Any, keys: Any, mask: Any, is_causal:
     causal, (left, right) = bound_masks(attention)
     if not (is_causal or causal or right is not None) or is_by_query(mask, queries.shape[-1]):
         return
-    name = "input_positions" if keys is queries else "key_positions"
-    if not checks.is_concrete(queries, keys):
-        return
-    if not all(jnp.issubdtype(x.dtype, jnp.integer) for x in (queries, keys)):  # times, which masks do not read
-        sizes, left = (queries.size, keys.size), None
-        _, ranks = np.unique(np.concatenate([np.ravel(x) for x in (queries, keys)]), return_inverse=True)
-        of_queries, of_keys = np.split(ranks.astype(np.int32), sizes[:1])
-        queries, keys = of_queries.reshape(queries.shape), of_keys.reshape(keys.shape)
     remedy = (
         "mask=SegmentMask(segments) for documents and padding (ones, if all may see each other), or a mask of queries "
         "and keys"
     )
-    reject_returning_positions(queries, hidden_as_empty(keys, mask), left, name, remedy)
+    name = "input_positions" if keys is queries else "key_positions"
+    reject_returning_positions(queries, keys, mask, left, name, remedy)

@@ -91,8 +91,8 @@ def _refuse_base(f: Callable[..., Any], options: dict[str, Any]) -> None:
 
 def _refuse_unnamed(f: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """Raises for arguments by position of a function that takes names alone."""
-    names = inspect.signature(f).parameters
-    if arguments and all(parameter.kind == parameter.KEYWORD_ONLY for parameter in names.values()):
+    names = inspect.signature(f).parameters if arguments else {}
+    if names and all(parameter.kind == parameter.KEYWORD_ONLY for parameter in names.values()):
         raise wrong_type(f"arguments must be given by name, as {[*names][0]}={arguments[0]!r:.60}") from None
 
 

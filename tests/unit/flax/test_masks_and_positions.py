@@ -29,22 +29,20 @@ BY_HEAD = (RNG.random((1, 2, 6, 6)) < 0.6) | np.eye(6, dtype=bool)
 GRID = np.stack([COUNTED // 3, COUNTED % 3], -1)
 TIMES = np.float32([0, 0.5, 0.5, 2.25, 7, 100])
 OTHER_TIMES = np.stack([TIMES, TIMES[::-1] / 3])  # of each sequence
-SLOPES = np.float64([0.2, 0.7])
+SLOPES = np.float32([0.2, 0.7])
 OF_HEADS = np.float32(RNG.uniform(0.1, 1, (2, 1, 4)))  # heads, axes, pairs
 PLAN = rotary_from_config({"model_type": "llama4_text", "head_dim": 8, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]})  # fmt: skip
 
 
 def manhattan(i, j):
     """A bias of coordinates (..., tokens, 2), (..., heads, queries, keys)."""
-    apart = abs(i[..., :, None, :] - j[..., None, :, :]).sum(-1)
-    return -(SLOPES.astype(apart.dtype) if apart.dtype.kind == "f" else SLOPES.astype(np.float32))[:, None, None] * apart[..., None, :, :].astype(np.float32)  # fmt: skip
+    steps = abs(i[..., :, None, :] - j[..., None, :, :]).sum(-1)
+    return -SLOPES[:, None, None] * steps[..., None, :, :].astype(np.float32)
 
 
 def apart(i, j):
     """A bias of one number per token."""
-    return -SLOPES.astype(np.float32)[:, None, None] * abs(i[..., None, :, None] - j[..., None, None, :]).astype(
-        np.float32
-    )
+    return -SLOPES[:, None, None] * abs(i[..., None, :, None] - j[..., None, None, :]).astype(np.float32)
 
 
 def one_row(i, j):
