@@ -233,7 +233,8 @@ def test_positions_that_restart_need_segments_or_a_mask_of_queries():
     }
     attend(attention=behind, call=behind_window)
     with pytest.raises(ValueError, match="key_positions must not return"):  # at times, the window counts tokens
-        attend(attention=behind, call={name: p.astype(np.float32) + 0.5 for name, p in behind_window.items()})
+        times = {"input_positions": np.float32([8, 9, 10, 11, 12, 13]), "key_positions": np.float32([0, 1, 0, 1, 5, 6])}
+        attend(attention=behind, call=times)
     attend(attention=None, call=restarted)  # both directions
     attend(attention=pe.attention, call=restarted)
 
