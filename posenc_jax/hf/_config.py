@@ -1,60 +1,64 @@
-"""The language model's part of a config.json, and the facts of its model_type."""
+"""A language model's config: the facts of its model_type, and the class's values for keys that it leaves out."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._jax.errors import invalid, require
-from posenc_jax.hf._forks import advice
-from posenc_jax.hf._models import MODELS, UNNAMED, Model, canonical_type
+from posenc_jax.hf._models import OTHER_KEYS, MODELS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._tracked_mapping import (
-    TrackedMapping,
-    agreed_value,
-    check_case,
-    concerns_positions,
+from posenc_jax.hf._values import (
+    Values,
+    check_agreement,
+    equal,
     parse_string_mapping,
     reject_refused,
+    speaks_of_positions,
 )
-from posenc_jax.hf._typos import SAME, is_negated, similar_keys
 
 ORIGINAL = "original_max_position_embeddings"
-NAMES = *MODELS, *(name.removesuffix("_text") for name in MODELS), *REFUSED
 VERSION = "transformers_version"
+POSITIONS = "position_embedding_type"
+RAW = "rope_scaling", "rope_parameters"
 # What per_layer_config may set for a layer.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
-# Names the kind of positions, in many files whose code does not read it.
-POSITIONS = "position_embedding_type"
-ALIBI = "alibi", "use_alibi"
-# Flags that many configs have and no code reads, and their values where layers have positions.
-REDUNDANT_FLAGS = {
-    **dict.fromkeys(("rope", "rotary", "use_rope", "use_rotary", "use_rotary_embedding", "use_rotary_pos_emb"), True),
-    **dict.fromkeys(("nope", "use_nope", *ALIBI), False),
+# Flags in files whose code does not read them, and what they must be: whether some layers have positions, or False.
+_ROTATES, _NEVER = "rotates", "never"
+_FLAGS = {
+    **dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), _ROTATES),
+    **dict.fromkeys("nope use_nope mla_use_nope".split(), "does not rotate"),
+    **dict.fromkeys(
+        "alibi use_alibi use_mrope use_dynamic_ntk use_logn_attn use_fope position_embedding_xdrope".split(), _NEVER
+    ),
 }
-RAW = "rope_scaling", "rope_parameters"
-_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
-# Ignored when false; when true, refused unless the model reads them.
-SWITCHES = "use_mrope", "use_dynamic_ntk", "use_logn_attn", "mla_use_nope", "use_fope"
+HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
+LAYOUT_FLAGS = "rope_interleave", "rope_interleaved", "rotary_emb_interleaved", "rope_traditional", "interleaved"
+# Keys that are read in, or make no difference to, the config of every model_type.
+_COMMON = frozenset(
+    {
+        *RAW,
+        *_FLAGS,
+        *LAYOUT_FLAGS,
+        POSITIONS,
+        VERSION,
+        "rope_theta",
+        "partial_rotary_factor",
+        "model_type",
+        "layer_types",
+    }
+    | {"head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", ORIGINAL}
+    | {"num_key_value_heads", "per_layer_config", "dual_chunk_attention_config", "rotary_dim", "rope_dim"}
+)
 
 
-class Config(TrackedMapping):
+class Config(Values):
     """A language model's config, and the facts of its model_type."""
 
     def __init__(self, values: Mapping[str, Any], model: Model):
-        """`values` as `parse_text_config` returns them, `model` as `model_of` does."""
         super().__init__(values)
         self.model, self.model_type = model, values.get("model_type")
-        # The keys that a rewriter looked up, and those that it refuses.
-        self.rewriter_keys, self.refused = (set(getattr(values, name, ())) for name in ("keys_looked_up", "refused"))
-        self.keys_looked_up |= self.rewriter_keys
-
-    def with_overrides(self, layer_values: Mapping[str, Any]) -> Config:
-        """The config of a layer that has some values of its own; both configs record keys in the same sets."""
-        result = Config({**self.values, **layer_values}, self.model)
-        result.keys_read, result.keys_looked_up = self.keys_read, self.keys_looked_up
-        return result
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -78,28 +82,34 @@ class Config(TrackedMapping):
         return default if release >= since else changed.before
 
     @property
-    def switches(self) -> dict[str, bool]:
-        """Whether the model reads each switch."""
-        read = {"use_logn_attn": self.model.query_scale == "logn", "use_mrope": bool(self.model.sections)}
-        return dict.fromkeys(SWITCHES, False) | read
-
-    def check_spelling(self) -> None:
-        """Raises for a key that is near one that was looked up, and names one that the model reads."""
-        model, optional = self.model, (*UNNAMED.reads, *SWITCHES, "layers_block_type")
-        read = {*model.reads, *(name for name, read in self.switches.items() if read)}
-        read |= {"layers_block_type"} if model.hybrid else set()
-        read |= {"qk_rope_head_dim"} if model.latent else set()
-        unread = set(optional) - read - self.rewriter_keys | self.refused
-        unread |= {"partial_rotary_factor"} if model.partial is None else set()
-        check_spelling(self.values, self.keys_looked_up, f"model_type {self.model_type!r} reads", unread)
-
-    @property
     def latent(self) -> bool:
         """Whether attention is latent: only the last features of queries and keys have positions."""
         if "qk_rope_head_dim" not in self.model.reads:
             return self.model.latent is not None
-        width = agreed_value(self.look_up("qk_rope_head_dim"), None)
+        width = self.get("qk_rope_head_dim")
         return width is not None and not (isinstance(width, int) and width == 0)  # checked where it is read
+
+    def reject_unknown_keys(self) -> None:
+        """Raises for a key that speaks of positions, or is near one that is read, and that the class does not take."""
+        model = self.model
+        known = {*_COMMON, *model.keys, *model.reads, *model.names.values()}
+        known |= {"qk_nope_head_dim", "qk_rope_head_dim"} if model.latent else set()
+        known |= {"index_head_dim", "indexer_head_dim"} if model.indexer else set()
+        matters = speaks_of_positions if self.model_type else bool
+        self.reject_unknown(known, f"model_type {self.model_type!r}", matters, OTHER_KEYS | {*_FLAGS})
+
+    def check_flags(self, rotates: bool) -> None:
+        """Raises for a flag that the code does not read, and that contradicts it."""
+        has = f"layers of model_type {self.model_type!r} have {'a rotary embedding' if rotates else 'no positions'}"
+        for name, kind in _FLAGS.items():
+            read = name in self.model.reads or name == "use_mrope" and self.model.sections is not None
+            if self.look_up(name) and not read:
+                usual = kind != _NEVER and rotates == (kind == _ROTATES)
+                require(self.get_flag(name) == usual, "{} = {} contradicts the code: {}", name, not usual, has)
+        name = self.get_string(POSITIONS)
+        if name is not None and POSITIONS not in {*self.model.reads, *self.model.keys}:
+            usual_names = {"rope", "rotary", "rope_gptj"} if rotates else {"nope"}
+            require(name.lower() in usual_names, "{} = {!r:.60} contradicts the code: {}", POSITIONS, name, has)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -108,41 +118,37 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple(map(int, match.groups())) if match else ()
 
 
-def check_spelling(
-    values: Mapping[str, Any], names: Collection[str], reads: str, unread: Set[str] = frozenset()
-) -> None:
-    """Raises for a key that is near one of `names`, of which those in `unread` only must not contradict others."""
-    for key, value in values.items():
-        if value is None or not (similar := similar_keys(key, names)):
-            continue
-        read = [name for name in similar if name not in unread]
-        read_instead = [SAME[name] for name in similar if SAME.get(name, key) in set(names) - unread]
-        name = " or ".join(read or read_instead)
-        message = f"the key {key} = {value!r:.60} is near {' or '.join(read or similar)}"
-        if not name:
-            raise invalid(f"{message}, which is no key that {reads}: remove it")
-        where = f"which {reads}" if read else f"in whose place {reads} {name}"
-        negation_hint = " with the opposite value" if is_negated(key) else ""
-        raise invalid(f"{message}, {where}: write {name}{negation_hint} if that is meant, and remove it if not")
-
-
-def canonical(rope_type: Any) -> Any:
-    """A rope type by its name in transformers 5."""
-    return _ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
-
-
 def model_of(values: Mapping[str, Any]) -> Model:
     """The facts of a config's model_type."""
-    name = TrackedMapping(values).get_string("model_type")
+    name = Values(values).get_string("model_type")
     if not name:
         return UNNAMED
     reject_refused(name, REFUSED)
     canonical_name = canonical_type(name)
     # A tower may have the name of the whole model.
     if canonical_name is None or canonical_name != name and values.get("patch_size"):
-        check_case(name, NAMES)
-        raise invalid(f"model_type {name!r} is not known, and its code may do what no key says: {advice(name)}")
+        raise invalid(
+            f"model_type {name!r} is not known, and its code may do what no key says: a known type may be written in "
+            "its place only if the code of both is the same in this: which features make a pair, how many rotate, the "
+            "base, which layers have positions, what scales queries and scores"
+        )
     return MODELS[canonical_name]
+
+
+def with_class_values(values: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """The config under the names that its class maps to, with the class's values for keys that it leaves out."""
+    result = dict(values)
+    for name, other in model.names.items():
+        if result.get(other) is not None:
+            check_agreement(Values(result).look_up(other, name))
+            result[name] = result.pop(other)
+    for name in ("layer_types", "layers_block_type"):
+        if not model.takes(name):
+            result.pop(name, None)
+    defaults = dict(model.defaults)
+    if Values(result).look_up(*(name for name in HEAD_DIMS[1:] if name in model.reads)):
+        defaults.pop(HEAD_DIMS[0], None)
+    return defaults | result
 
 
 def layer_overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
@@ -152,8 +158,8 @@ def layer_overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
         fits = str(index).isdecimal() and int(index) < count and isinstance(values, Mapping)
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
         name = f"per_layer_config.{index}"
-        for key in parse_string_mapping(name, values):
-            fits = key in _LAYER_WIDTHS or not (concerns_positions(key) or similar_keys(key, _LAYER_WIDTHS))
-            require(fits, "the key {}.{} is not known or not used here", name, key)
+        Values(parse_string_mapping(name, values), name).reject_unknown(
+            _LAYER_WIDTHS, "rotary_from_config", speaks_of_positions
+        )
         result[int(index)] = values
     return result

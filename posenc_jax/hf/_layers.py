@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from posenc_jax._jax import checks
-from posenc_jax._jax.errors import require
-from posenc_jax.hf._config import ALIBI, POSITIONS, REDUNDANT_FLAGS, Config
-from posenc_jax.hf._tracked_mapping import TrackedMapping
+from posenc_jax._jax.errors import invalid, require
+from posenc_jax.hf._config import POSITIONS, Config
+from posenc_jax.hf._values import Values
 
 ROTATING = {
     "chunked_attention", "full_attention", "hybrid", "hybrid_sliding", "indexed_attention",
@@ -22,7 +22,7 @@ _LEGACY = {
 }  # fmt: skip
 
 
-def count_of(config: TrackedMapping, names: Sequence[str] = COUNTS) -> int:
+def count_of(config: Values, names: Sequence[str] = COUNTS) -> int:
     """The number of layers."""
     count = config.get_integer(*names)
     require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*names), count)
@@ -39,20 +39,12 @@ def layer_types(config: Config, count: int) -> list[str]:
     types = _written_types(config, count)
     if types is None:
         types = _listed_types(config, count)
-    if types is None:
-        require(not config.model.needs_layer_types, "layer_types is missing")
-        types = _types_by_pattern(config, count)
-    pattern = config.model.pattern
-    if not (config.model.hybrid or pattern and pattern.other in WITHOUT_POSITIONS):
-        unknown = sorted(WITHOUT_POSITIONS.intersection(types))
-        message = "the layer types {} of {} are not known for model_type {!r}"
-        require(not unknown, message, unknown, config.spelling("layer_types"), config.model_type)
-    return types
+    return _types_by_pattern(config, count) if types is None else types
 
 
 def _written_types(config: Config, count: int) -> list[str] | None:
     """The types that the config lists, one for each layer."""
-    names = "layer_types", *(("layers_block_type",) if config.model.hybrid else ())
+    names = "layer_types", "layers_block_type"
     types = config.get_list(*names)
     if types is None:
         return None
@@ -64,38 +56,33 @@ def _written_types(config: Config, count: int) -> list[str] | None:
 
 def _listed_types(config: Config, count: int) -> list[str] | None:
     """The types by a list of the layers with full attention, or of blocks that repeat."""
-    names = "attn_layer_indices", "full_attn_idxs"
-    full, blocks = _get_list(config, *names), _get_list(config, "block_types")
+    names = [name for name in ("attn_layer_indices", "full_attn_idxs") if config.model.takes(name)]
+    full = config.get_list(*names) if names else None
+    blocks = config.get_list("block_types") if config.model.takes("block_types") else None
     if blocks:  # RecurrentGemma
         blocks = [checks.one_of("block_types", block, ("recurrent", "attention")) for block in blocks]
         full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if full is None:
         return None
-    indices = _layer_indices(config.spelling(*names), full, count)
+    indices = _layer_indices(names[0] if names else "block_types", full, count)
     return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
 
 
 def _types_by_pattern(config: Config, count: int) -> list[str]:
     """The types by the model's pattern; "full_attention" without one."""
-    pattern = config.model.pattern
+    pattern, default = config.model.pattern, config.model.default_type
+    if default is None:
+        raise invalid("layer_types is missing")
     if pattern is None or _all_without_window(config):
-        return ["full_attention"] * count
-    period = config.get_integer_or(pattern.period, pattern.key) if pattern.key else pattern.period
+        return [default] * count
+    period = config.get_integer(pattern.key, default=pattern.period) if pattern.key else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
-    return ["full_attention" if x else pattern.other for x in full]
+    return [_LEGACY.get(name, name) for name in (pattern.full if x else pattern.other for x in full)]
 
 
 def _all_without_window(config: Config) -> bool:
     """Whether the config has no sliding window, and all layers have positions for that reason."""
     return config.model.all_without_window and config.is_null("sliding_window")
-
-
-def _get_list(config: Config, *names: str) -> tuple[Any, ...] | None:
-    """A list of layers; raises if the config has one that the model's code does not read."""
-    for name, value in config.look_up(*names).items():
-        message = "the key {} = {!r:.60} is not used by model_type {!r}"
-        require(name in config.model.reads, message, name, value, config.model_type)
-    return config.get_list(*names)
 
 
 def _layer_indices(name: str, indices: Sequence[Any], count: int) -> set[int]:
@@ -117,36 +104,14 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
         result = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
     flags = _no_rope_flags(config, count)
     name = "cross_attention_layers"
-    cross_attention = _layer_indices(name, _get_list(config, name) or (), count)  # these layers have no positions
+    cross_attention = _layer_indices(
+        name, config.get_list(name) or () if config.model.takes(name) else (), count
+    )  # these layers have no positions
     if config.model.never_rotates or not _has_positions(config):
         result = [False] * count
     result = [result[i] and flags[i] and i not in cross_attention for i in range(count)]
-    _check_redundant_flags(config, any(result))
+    config.check_flags(any(result))
     return result
-
-
-def _check_redundant_flags(config: Config, rotates: bool) -> None:
-    """Raises if a flag contradicts whether the model has a rotary embedding."""
-    for name, usual in REDUNDANT_FLAGS.items():
-        flag = config.get_flag(name, default=usual)
-        none, one = "the model has no rotary embedding: {} is {}", "{} = {} contradicts the layers: none has positions"
-        require(flag == usual or not rotates and name not in ALIBI, none, name, flag)
-        require(flag != usual or rotates or name in ALIBI or not config.look_up(name), one, name, flag)
-    _check_position_type(config, rotates)
-
-
-def _check_position_type(config: Config, rotates: bool) -> None:
-    """Raises if position_embedding_type, which the code does not read, names other positions than those of the code."""
-    name = config.get_string(POSITIONS)
-    if name is None or POSITIONS in config.model.reads:
-        return
-    usual = {"rope", "rotary"} if rotates else {"nope"}
-    usual |= {"rope_gptj"} if rotates and config.model.layout == "interleaved" else set()  # Cohere's name for its pairs
-    message = (
-        "{} = {!r:.60} is not read by the code of model_type {!r}, whose layers have {}: remove it if that is right"
-    )
-    has = "a rotary embedding" if rotates else "no positions"
-    require(name.lower() in usual, message, POSITIONS, name, config.model_type, has)
 
 
 def _no_rope_flags(config: Config, count: int) -> list[bool]:

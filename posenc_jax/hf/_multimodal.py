@@ -15,11 +15,9 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax._positions import spans
 from posenc_jax._positions.spans import Grid, Span, TokenRun
-from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
-from posenc_jax.hf._tracked_mapping import (
-    TrackedMapping,
-    check_case,
+from posenc_jax.hf._values import (
+    Values,
     parse_config,
     parse_string_mapping,
     reject_refused,
@@ -108,19 +106,18 @@ def positions_from_tokens(
 # The config
 
 
-def _model_of(config: Any) -> tuple[TrackedMapping, Multimodal]:
+def _model_of(config: Any) -> tuple[Values, Multimodal]:
     """The part of a config that has the placeholders, and the facts of its model_type."""
     config, name = parse_config(config)
     if name is None:
         raise invalid("model_type is missing: it says how a model places images and videos")
     if name in THINKERS:
         thinker = parse_string_mapping("thinker_config", config.get_required("thinker_config"))
-        config = TrackedMapping(thinker, "thinker_config")
+        config = Values(thinker, "thinker_config")
         name, inner_name = THINKERS[name], config.get_string("model_type")
         require(inner_name in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner_name)
     reject_refused(name, REFUSED)
     if name not in MULTIMODAL:
-        check_case(name, [*MULTIMODAL, *THINKERS])
         raise invalid(
             f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
             "places images and videos as a known type does, write that type in its place"
@@ -128,23 +125,23 @@ def _model_of(config: Any) -> tuple[TrackedMapping, Multimodal]:
     return config, MULTIMODAL[name]
 
 
-def _token(config: TrackedMapping, name: str, default: int) -> int:
+def _token(config: Values, name: str, default: int) -> int:
     """A token id, which may also be called an index."""
     names = f"{name}_id", f"{name}_index"
     return checks.integer(config.spelling(*names), config.get(*names, default=default))
 
 
-def _part(config: TrackedMapping, name: str, key: str) -> TrackedMapping:
+def _part(config: Values, name: str, key: str) -> Values:
     """The part `name` of a config that may have `key`, empty if it is missing; for "", the config itself."""
     result = config.get_mapping(name) if name else config
-    check_spelling(result.values, [key], "the model reads")
+    result.reject_unknown([key], "this model", lambda other: False)
     return result
 
 
 # Tokens and grids
 
 
-def _kinds(config: TrackedMapping, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
+def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
     kinds, names = np.zeros(tokens.shape, np.int8), {}
     for kind, name in ((IMAGE, "image"), (VIDEO, "video"), (AUDIO, "audio")):
@@ -163,11 +160,11 @@ def _kinds(config: TrackedMapping, facts: Multimodal, tokens: np.ndarray) -> np.
 
 
 def _grids(
-    config: TrackedMapping, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
+    config: Values, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
 ) -> tuple[deque[Grid], deque[Grid]]:
     """The grids of images and of videos, in tokens; of single frames, where these are separate."""
     merge, frames = (
-        _part(config, facts.merge_part, name).get_integer_or(2, name) if name in facts.merge_keys else 1
+        _part(config, facts.merge_part, name).get_integer(name, default=2) if name in facts.merge_keys else 1
         for name in ("spatial_merge_size", "temporal_merge_size")
     )
     images = spans.parse_grids("image_grids", image_grids, merge)
@@ -188,7 +185,7 @@ def _grids(
     return deque(images), deque(videos)
 
 
-def _with_times(config: TrackedMapping, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
+def _with_times(config: Values, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
     """The video with its step in positions instead of seconds."""
     part_name, name, default = rate
     part = _part(config, part_name, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,21 +12,16 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import invalid, prefixed, public, require
 from posenc_jax.hf._composite import parse_text_config
-from posenc_jax.hf._config import Config, layer_overrides, model_of
+from posenc_jax.hf._config import Config, layer_overrides, model_of, with_class_values
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
-from posenc_jax.hf._rewrites import note_of, rewritten
+from posenc_jax.hf._models import Model
+from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
-from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
-from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value, concerns_positions, equal
-from posenc_jax.hf._typos import similar_keys
-
-# The keys that an error is about: the first that it names, and one that contradicts it.
-_SUBJECTS = re.compile(r"(?:^(?:the key |the layer types \[.*?\] of )?|contradicts )([\w.]+)")
-# A config without a model_type may have these keys, although nothing is read from them.
-_SIZES = "hidden_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"
+from posenc_jax.hf._settings import base_of, class_settings, rope_settings, settings_by_type
+from posenc_jax.hf._values import Values, agreed_value
 
 
 @public
@@ -81,76 +75,48 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
     """
     length = None if length is None else checks.positive_int("length", length)
-    values = parse_text_config(config)
-    rewritten_values = rewritten(values)
-    try:
-        return _agreed_plan(rewritten_values, layout, length)
-    except (TypeError, ValueError) as error:
-        message = str(error).removeprefix(prefixed(""))
-        if message != str(error) and _names_rewritten_key(message, values, rewritten_values):
-            error.args = (f"{error} (by the spelling of model_type {values['model_type']!r}: {note_of(values)})",)
-        elif " is missing" in message and (typo := _misspelled(values, message)):
-            error.args = (f"{error}; is the key {typo} meant for it?",)
-        raise
-
-
-def _misspelled(values: Mapping[str, Any], message: str) -> str | None:
-    """The first key of a config that is near one of the missing keys that a message names."""
-    missing = re.findall(r"(\w+)(?![\w.])", message.partition(" is missing")[0])  # the ends of dotted names
-    settings = [d for spelling in rope_settings(values) for d in (spelling.values, *spelling.values.values())]
-    keys = [key for d in (values, *settings) if isinstance(d, Mapping) for key, value in d.items() if value is not None]
-    return next((key for key in keys if isinstance(key, str) and similar_keys(key, missing)), None)
-
-
-def _names_rewritten_key(message: str, before: Mapping[Any, Any], after: Mapping[Any, Any]) -> bool:
-    """Whether a message is about a key that a rewriter wrote."""
-    subjects = {key for match in _SUBJECTS.finditer(message) for key in match[1].split(".")}
-    for key in [key for key, value in after.items() if key in subjects and before.get(key) is not value]:
-        if equal(before.get(key), after[key]):
-            continue
-        both = isinstance(before.get(key), Mapping) and isinstance(after[key], Mapping)
-        if not both or _names_rewritten_key(message, before[key], after[key]):
-            return True
-    return False
+    values, beside = parse_text_config(config)
+    plan = _agreed_plan(values, layout, length)
+    if beside:
+        try:
+            same = _agreed_plan(values | beside, layout, length) == plan
+        except (TypeError, ValueError):
+            same = False
+        shown = ", ".join(f"{key} = {value!r:.60}" for key, value in beside.items())
+        message = "{} beside the language model's config would change it, but its class does not read it there"
+        require(same, message + ": write it into that config, or remove it", shown)
+    return plan
 
 
 def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> RotaryPlan:
-    """The plan; all spellings of the rope settings must give the same."""
+    """The plan of a language model's config; all spellings of its rope settings must give the same."""
+    model = model_of(values)
+    Config(values, model).reject_unknown_keys()
+    values = rewritten(with_class_values(values, model))
+    model = model_of(values)
+    if not (model.thetas or any(settings.values for settings in rope_settings(values))):
+        values["rope_parameters"] = class_settings(values, model)
     spellings = rope_settings(values)
-    plans = [_plan(values, settings, layout, length) for settings in reversed(spellings)]  # rope_parameters first
+    plans = [_plan(values, model, settings, layout, length) for settings in reversed(spellings)]
     if plans[0] != plans[-1]:  # transformers takes rope_scaling
         both = " contradicts ".join(f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
         raise invalid(f"{both}: write all settings into one of them, the base of the model too")
     return plans[0]
 
 
-def _plan(values: Mapping[str, Any], settings: TrackedMapping, layout: Any, length: int | None) -> RotaryPlan:
+def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:
     """The plan of a config from one spelling of its rope settings."""
-    config = Config(values, model_of(values))
+    config = Config(values, model)
     layers = with_written_scales(config, "query_scales", _all_layers(config, settings, length))
     layout = _layout(config, layout)
-    _check_switches(config)
     _check_chunks(config, length)
     completed = [dict(items) for items in dict.fromkeys(layer.settings for layer in layers) if items]
     depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
     length = length if depends_on_length else None
     indexer = _indexer(config, layers, length)
     rotates_values = "rope_on_values" in config.model.reads and config.get_flag("rope_on_values")
-    if not config.model_type:
-        config.mark_read(*_SIZES)
-        config.reject_unread()
-    config.check_spelling()
-    if config.model_type and completed:  # if no layer rotates, keys may stay unused
-        config.reject_unread(concerns_positions)
     part = "last" if config.latent and completed else "first"
     return RotaryPlan(tuple(layers), layout, part, _softmax_scale(completed), length, indexer, rotates_values)
-
-
-def _check_switches(config: Config) -> None:
-    """Raises if a switch is true that the model_type does not read."""
-    for name, is_read in config.switches.items():
-        fits = not config.look_up(name) or not config.get_flag(name) or is_read
-        require(fits, "the key {} = True is not known or not used here", name)
 
 
 def _check_chunks(config: Config, length: int | None) -> None:
@@ -185,7 +151,7 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
     return RotaryPlan(tuple(layers), layout, part, length=length)
 
 
-def _all_layers(config: Config, settings: TrackedMapping, length: int | None) -> list[RotaryLayer]:
+def _all_layers(config: Config, settings: Values, length: int | None) -> list[RotaryLayer]:
     """All layers; equal ones are read once."""
     count = count_of(config)
     types = layer_types(config, count)
@@ -197,7 +163,9 @@ def _all_layers(config: Config, settings: TrackedMapping, length: int | None) ->
         layer_values = overrides.get(i, {})
         key = layer_type, base, layer_settings is None, _identity(layer_values)
         if key not in shared:
-            shared[key] = _layer(config.with_overrides(layer_values), layer_type, layer_settings, base, length)
+            shared[key] = _layer(
+                Config({**config.values, **layer_values}, config.model), layer_type, layer_settings, base, length
+            )
         layers.append(shared[key])
     return layers
 
@@ -208,7 +176,7 @@ def _identity(values: Mapping[str, Any]) -> frozenset[Any]:
 
 
 def _layer(
-    config: Config, layer_type: str, settings: TrackedMapping | None, base: float | None, length: int | None
+    config: Config, layer_type: str, settings: Values | None, base: float | None, length: int | None
 ) -> RotaryLayer:
     """A layer of type `layer_type` with these rope settings (None: without positions); `base` replaces their base."""
     head_dim, width = widths_of(config, layer_type)
@@ -218,7 +186,6 @@ def _layer(
     rope = Rope(settings, config, width, base_of_type if base is None else base, length)
     frequencies, completed = frequencies_of(rope)
     scale = scale_with_positions(rope)
-    settings.reject_unread()
     if not config.latent or config.model.latent == "unscaled":
         completed.pop("mscale_all_dim", None)  # its scores are not scaled
     if not config.latent:

@@ -17,20 +17,15 @@ from posenc_jax._frequencies.ntk import dynamic_ntk, ntk
 from posenc_jax._frequencies.scalings import linear_scaling, llama3, longrope, proportional, temperature, yarn
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, labelled, require
-from posenc_jax.hf._config import ORIGINAL, Config, canonical
-from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value, check_agreement, equal
-from posenc_jax.hf._typos import similar_keys
+from posenc_jax.hf._config import ORIGINAL, Config
+from posenc_jax.hf._models import Model
+from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal
 
 MAXIMUM = "max_position_embeddings"
+_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
 _STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
-# Settings of scalings, which mean nothing without a rope type.
-_SCALED = (
-    "factor", "alpha", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
-    "attention_factor", "attn_factor", "extrapolation_factor", "truncate", "short_factor", "long_factor",
-)  # fmt: skip
-_NO_DEFAULT: Any = object()  # of a key that has none: a null is an error all the same
 _REFUSED_TYPES = {
     "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
     "xdrope": "its two features of a pair may rotate by different coordinates",
@@ -40,9 +35,14 @@ Settings = dict[str, Any]
 Make = Callable[[], Any]  # makes the Frequencies
 
 
-def rope_type_of(settings: TrackedMapping) -> str:
+def canonical(rope_type: Any) -> Any:
+    """A rope type by its name in transformers 5."""
+    return _ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
+
+
+def rope_type_of(settings: Values) -> str:
     """The rope type, by its name in transformers 5."""
-    written = settings.read("rope_type", "type")
+    written = settings.look_up("rope_type", "type")
     for key, name in written.items():
         reason = _REFUSED_TYPES.get(str(name))
         require(not reason, "{} = {!r} is not read: {}", key, name, reason)
@@ -51,30 +51,25 @@ def rope_type_of(settings: TrackedMapping) -> str:
         return settings.default_unless_null("default", "rope_type", "type")
     result = agreed_value(names, written=written)
     if not equal(result, _STEPS):
-        key, candidates = next(iter(written)), sorted(set(_TYPES) - {_STEPS})
-        similar = similar_keys(str(result), candidates)
-        message = "{} must be one of {}, got {!r:.60}: is {} meant?"
-        require(not similar, message, key, candidates, result, " or ".join(map(repr, similar)))
-        result = checks.one_of(key, result, candidates)
+        result = checks.one_of(next(iter(written)), result, sorted(set(_TYPES) - {_STEPS}))
     has_sections = "mrope" not in written.values() or settings.look_up("mrope_section")
     require(has_sections, "{}mrope_section is missing", settings.label)
     return result
 
 
-def default_share(settings: TrackedMapping, config: Config) -> float:
-    """The share of a head that rotates if no key sets it. A null raises where it means something else, or nothing."""
+def default_share(settings: Values, config: Config) -> float:
+    """The share of a head that rotates if no key sets it; where it is less than the whole, a null raises."""
     model = config.model
     share = 1.0 if model.whole_if_scaled and rope_type_of(settings) != "default" else model.partial or 1.0
-    # A null partial_rotary_factor means the whole head, but the classes of Phi-3 have no null.
-    names = SHARES if share < 1 or model.original_max else SHARES[1:]
-    return config.default_unless_null(share, *(name for name in names if name in model.reads))
+    settings.default_unless_null(share if share < 1 else None, SHARES[0])
+    return config.default_unless_null(share, *(name for name in SHARES if share < 1 and name in model.reads))
 
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
     """The rope settings of a layer, and the values outside them on which they depend."""
 
-    settings: TrackedMapping
+    settings: Values
     config: Config
     width: int
     theta: float
@@ -86,21 +81,13 @@ class Rope:
 
     def maximum(self) -> int:
         """The maximum sequence length of the model."""
-        return _parse_length(self.settings.read(MAXIMUM) | self.config.read(MAXIMUM), MAXIMUM)
+        return _parse_length(self.settings.look_up(MAXIMUM) | self.config.look_up(MAXIMUM), MAXIMUM)
 
     def original(self) -> int:
         """The length that the model was trained for before its frequencies were scaled."""
-        inside, outside = self.settings.read(ORIGINAL), self.config.read(ORIGINAL)
-        default = self.config.model.original_max
-        of_layer_type = self.settings.of_layer_type or self.config.model.thetas
-        if not of_layer_type:
-            self.config.default_unless_null(default or _NO_DEFAULT, ORIGINAL)
-        if of_layer_type or not (outside or default):
-            self.settings.default_unless_null(_NO_DEFAULT, ORIGINAL)
-        if default and not outside:
-            outside = {f"{ORIGINAL}, where absent,": default}
+        inside, outside = self.settings.look_up(ORIGINAL), self.config.look_up(ORIGINAL)
         check_agreement(inside | outside)  # releases and types differ in which one wins
-        spellings = inside if of_layer_type else inside | outside
+        spellings = inside if self.settings.of_layer_type or self.config.model.thetas else inside | outside
         message = (
             "{}{} is missing: write the length that the model was trained for before its scaling; transformers takes "
             "max_position_embeddings = {!r:.60}, which may be that after it"
@@ -145,8 +132,7 @@ def _linear(rope: Rope) -> tuple[Settings, Make]:
 def _dynamic(rope: Rope) -> tuple[Settings, Make]:
     if "alpha" in rope.config.model.reads and (alpha := rope.settings.get_number("alpha", None)):
         # Hunyuan's configs also have a factor of 1 and YaRN's keys, which its code does not read.
-        rope.settings.mark_read("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        check_agreement(rope.settings.read("factor") | {"the factor that goes with alpha": 1.0})
+        check_agreement(rope.settings.look_up("factor") | {"the factor that goes with alpha": 1.0})
         return {"alpha": alpha}, partial(ntk, rope.width, rope.theta, alpha)
     factor, maximum = rope.required_factor(), rope.maximum()
     make = partial(dynamic_ntk, rope.width, rope.theta, factor, maximum, rope.required_length())
@@ -188,9 +174,8 @@ def _yarn(rope: Rope) -> tuple[Settings, Make]:
     return options | others, make
 
 
-def _scaled_amplitude(settings: TrackedMapping, amplitude: float) -> float:
+def _scaled_amplitude(settings: Values, amplitude: float) -> float:
     """The amplitude, multiplied or dropped by keys of the first YaRN code and of vLLM."""
-    settings.mark_read("finetuned")
     message = "{}extrapolation_factor must be 1, which keeps fast pairs as they are, got {}"
     extrapolation = settings.get_number("extrapolation_factor", 1.0)
     require(extrapolation == 1, message, settings.label, extrapolation)
@@ -229,22 +214,44 @@ def _llama3(rope: Rope) -> tuple[Settings, Make]:
 
 def _proportional(rope: Rope) -> tuple[Settings, Make]:
     name = SHARES[0]
-    shares = rope.settings.read(name) | ({} if rope.settings.of_layer_type else rope.config.read(name))
+    shares = rope.settings.look_up(name) | ({} if rope.settings.of_layer_type else rope.config.look_up(name))
     fraction = agreed_value(shares) if shares else default_share(rope.settings, rope.config)
     factor = rope.settings.get_number("factor", 1.0)
     return {name: fraction, "factor": factor}, partial(proportional, rope.width, rope.theta, fraction, factor)
 
 
-_TYPES: dict[str, Callable[[Rope], tuple[Settings, Make]]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    _STEPS: _dynamic_steps,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "llama3": _llama3,
-    "proportional": _proportional,
+# The keys that may stand beside each rope type; those of the first YaRN code and of vLLM too.
+_YARN_KEYS = (
+    "factor beta_fast beta_slow mscale mscale_all_dim attention_factor attn_factor extrapolation_factor truncate "
+    "finetuned apply_yarn_scaling original_max_position_embeddings"
+)
+_TYPES: dict[str, tuple[Callable[[Rope], tuple[Settings, Make]], str]] = {
+    "default": (_default, ""),
+    "linear": (_linear, "factor"),
+    "dynamic": (_dynamic, "factor"),
+    _STEPS: (_dynamic_steps, ""),
+    "yarn": (_yarn, _YARN_KEYS),
+    "longrope": (
+        _longrope,
+        "factor short_factor long_factor short_mscale long_mscale attention_factor original_max_position_embeddings",
+    ),
+    "llama3": (_llama3, "factor low_freq_factor high_freq_factor original_max_position_embeddings"),
+    "proportional": (_proportional, "factor"),
 }
+_ALL_TYPES = "rope_type", "type", "rope_theta", SHARES[0], MAXIMUM
+_OF_MODELS = {"alpha", "rope_backward", "mrope_alternating", LEARNED}  # for types that read them
+
+
+def _known_keys(rope_type: str, model: Model) -> set[str]:
+    """The keys that may stand in the rope settings of a type."""
+    known = {*_ALL_TYPES, *_TYPES[rope_type][1].split(), *_OF_MODELS.intersection(model.reads)}
+    if model.sections is not None:
+        known |= {"mrope_section", "mrope_interleaved", "interleaved"}
+    if model.query_scale == "beta":
+        known |= {"llama_4_scaling_beta", ORIGINAL}
+    if rope_type == "dynamic" and "alpha" in model.reads:  # Hunyuan's files have YaRN's keys, which its code ignores
+        known |= {"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+    return known
 
 
 def _with_coordinates(rope: Rope, frequencies: Frequencies, label: str) -> tuple[Frequencies, Settings]:
@@ -262,7 +269,7 @@ def _with_coordinates(rope: Rope, frequencies: Frequencies, label: str) -> tuple
     if "mrope_alternating" in model.reads and settings.get_flag("mrope_alternating"):
         frequencies = _alternating(frequencies, sections)
         return frequencies, {"mrope_section": sections, "mrope_alternating": True}
-    flags = settings.read("mrope_interleaved", "interleaved")
+    flags = settings.look_up("mrope_interleaved", "interleaved")
     if model.interleaved_sections is not None:
         flags[f"that of model_type {model_type!r}"] = model.interleaved_sections
     interleaved = agreed_value(flags, False)
@@ -287,7 +294,12 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
         rope.maximum()
     is_known = rope_type != _STEPS or model.query_scale == "logn" or not rope.config.model_type
     require(is_known, "{}rope_type = {!r} is not known", settings.label, rope_type)
-    completed, make = _TYPES[rope_type](rope)
+    known = _known_keys(rope_type, model)
+    scaled = settings.look_up(*{key for _, keys in _TYPES.values() for key in keys.split()} - known)
+    message = "{}rope_type is missing beside {}"
+    require(written or not scaled, message, settings.label, ", ".join(f"{k} = {x!r:.60}" for k, x in scaled.items()))
+    settings.reject_unknown(known, f"rope_type {rope_type!r}")
+    completed, make = _TYPES[rope_type][0](rope)
     backward = "rope_backward" in model.reads and settings.get_flag("rope_backward")
     label = next((f"{key} {name!r}" for key, name in written.items()), settings.name or "rope_type")
     with labelled(label):
@@ -302,7 +314,4 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
         completed["attention_factor"] = frequencies.attention_factor
     if "truncate" in completed:
         completed["truncate"] = bool(completed["truncate"])  # not NumPy's
-    unread = settings.look_up(*(key for key in _SCALED if key not in settings.keys_read))
-    shown = ", ".join(f"{key} = {value!r:.60}" for key, value in unread.items())
-    require(not unread or written, "{}rope_type is missing beside {}", settings.label, shown)
     return frequencies, {"rope_type": rope_type, "rope_theta": rope.theta} | completed | coordinates

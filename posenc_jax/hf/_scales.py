@@ -13,14 +13,12 @@ from posenc_jax.hf._config import Config
 from posenc_jax.hf._parameters import HeadScale
 from posenc_jax.hf._plan import QueryScale, RotaryLayer
 from posenc_jax.hf._rope import Rope
-from posenc_jax.hf._tracked_mapping import TrackedMapping, parse_mapping
+from posenc_jax.hf._values import Values, parse_mapping
 
 
 def scale_with_positions(rope: Rope) -> QueryScale | None:
     """The query scale of layers that rotate."""
     config = rope.config
-    if config.model.query_scale == "llama4":
-        config.mark_read("attn_temperature_tuning", "attn_scale", "floor_scale")  # of layers without positions
     if config.model.query_scale == "beta":
         return QueryScale(rope.settings.get_number("llama_4_scaling_beta"), rope.original())
     if config.model.query_scale == "logn" and config.get_flag("use_logn_attn"):
@@ -36,7 +34,6 @@ def scale_without_positions(config: Config) -> QueryScale | None:
         return QueryScale(0.1, 2048, 1, "power")
     if config.model.query_scale != "llama4":
         return None
-    config.mark_read("attn_scale", "floor_scale")
     if not config.get_flag("attn_temperature_tuning", default=True):
         return None
     coefficient = config.get_number("attn_scale", 0.1)
@@ -60,7 +57,7 @@ def with_written_scales(config: Config, key: str, layers: list[RotaryLayer]) -> 
 
 def _parse_scale(name: str, scale: Any) -> QueryScale | HeadScale:
     """A query scale, whose fields are the keys of a mapping."""
-    fields = TrackedMapping(parse_mapping(name, scale), name)
+    fields = Values(parse_mapping(name, scale), name)
     if fields.look_up("num_heads"):
         result = HeadScale(fields.get_required("scale"), fields.get_required("bias"), fields.get_integer("num_heads"))
     else:
@@ -70,7 +67,7 @@ def _parse_scale(name: str, scale: Any) -> QueryScale | HeadScale:
             fields.get("offset", default=0),
             fields.get_required("variant"),
         )
-    fields.reject_unread()
+    fields.reject_unknown({f.name for f in dataclasses.fields(result)}, "a query scale")
     return result
 
 

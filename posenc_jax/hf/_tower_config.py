@@ -8,10 +8,9 @@ from typing import Any
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._towers import CHOSEN, FIXED, REFUSED, TOWERS, Tower
-from posenc_jax.hf._tracked_mapping import (
-    TrackedMapping,
+from posenc_jax.hf._values import (
+    Values,
     agreed_value,
-    check_case,
     parse_config,
     parse_string_mapping,
     reject_refused,
@@ -24,25 +23,25 @@ _TEXT = "text_config", "language_config", "llm_config"
 _ROTATE_OUTSIDE_TOWER = "edgetam_video", "sam2_video", "sam3_tracker_video"
 
 
-class TowerConfig(TrackedMapping):
+class TowerConfig(Values):
     """A tower's config and its rope settings, and the facts of its model_type."""
 
     def __init__(self, values: Mapping[str, Any]):
         """`values` as `parse_tower_config` returns them."""
         super().__init__(values)
         self.model_type, self.facts = _facts_of(values)
-        settings = self.read("rope_scaling", "rope_parameters")
-        self.settings = [TrackedMapping(parse_string_mapping(name, value), name) for name, value in settings.items()]
+        settings = self.look_up("rope_scaling", "rope_parameters")
+        self.settings = [Values(parse_string_mapping(name, value), name) for name, value in settings.items()]
 
 
-def parse_count(config: TrackedMapping, name: str, default: int, least: int = 1) -> int:
+def parse_count(config: Values, name: str, default: int, least: int = 1) -> int:
     """The value of a key that counts something."""
     value = checks.integer(config.label + name, value_of(config, name, default), least)
     require(value < 2**16, "{}{} must be below 65,536, got {!r:.60}", config.label, name, value)
     return value
 
 
-def value_of(config: TrackedMapping, name: str, default: Any) -> Any:
+def value_of(config: Values, name: str, default: Any) -> Any:
     """The value of a key, by default that of the class; a null is an error."""
     require(not config.is_null(name), "{} is missing", name)
     return config.get(name, default=default)
@@ -78,12 +77,11 @@ def _tower_named(name: str) -> str:
 
 def _facts_of(values: Mapping[str, Any]) -> tuple[str, Tower]:
     """The tower's model_type and its facts."""
-    name = TrackedMapping(values).get_string("model_type")
+    name = Values(values).get_string("model_type")
     if not name:
         raise invalid("model_type is missing: no key says how a vision tower rotates")
     tower_name = _tower_named(name)
     if tower_name not in TOWERS:
-        check_case(name, [*TOWERS, *FIXED, *CHOSEN])
         raise invalid(
             f"model_type {name!r} is not known as a vision tower, and no key says which coordinate rotates which pair: "
             "a known type may be written in its place only if the code of both rotates the same pairs by the same "

@@ -15,7 +15,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._tower_config import TowerConfig, parse_count, value_of
-from posenc_jax.hf._tracked_mapping import TrackedMapping, agreed_value
+from posenc_jax.hf._values import Values, agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
 
 
@@ -80,7 +80,7 @@ def sam3_tracker(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
     tower = config.get_mapping("vision_config").get_mapping("backbone_config")
     side = _side(tower, parse_count(config, "image_size", 1008))
-    sizes = config.read("memory_attention_rope_feat_sizes")
+    sizes = config.look_up("memory_attention_rope_feat_sizes")
     sizes = {name: checks.positive_ints(name, value) for name, value in sizes.items()}
     return _with_grid(plan, shapes=(agreed_value({"image_size / patch_size": (side, side)} | sizes),))
 
@@ -101,7 +101,7 @@ def efficientloftr(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", config.facts.hidden[0], hidden, heads)
     name = "partial_rotary_factor"
     for settings in (*config.settings, config):
-        for key, value in (settings.read(name) or {f"{name}, where absent,": 4.0}).items():
+        for key, value in (settings.look_up(name) or {f"{name}, where absent,": 4.0}).items():
             fits = checks.number(key, value) == heads / 2
             require(fits, "{} must be {}, half of the heads, got {}", key, heads / 2, value)
     return plan
@@ -127,21 +127,21 @@ def _with_grid(plan: VisionPlan, **changes: Any) -> VisionPlan:
     return dataclasses.replace(plan, grids=(grid,) * len(plan.grids))
 
 
-def _side(config: TrackedMapping, image: int) -> int:
+def _side(config: Values, image: int) -> int:
     """The side of an image in patches."""
     side = image // parse_count(config, "patch_size", 14)
     require(side, "image_size must hold a patch, got {}", image)
     return side
 
 
-def _grid(config: TrackedMapping, name: str, default: int) -> tuple[int, int]:
+def _grid(config: Values, name: str, default: int) -> tuple[int, int]:
     """(height, width), which the config has as width and height."""
     sides = checks.positive_ints(name, value_of(config, name, (default, default)))
     require(len(sides) == 2, "{} must hold a width and a height, got {}", name, sides)
     return sides[1], sides[0]
 
 
-def _pair(config: TrackedMapping, name: str, default: int) -> tuple[int, int]:
+def _pair(config: Values, name: str, default: int) -> tuple[int, int]:
     """(width, height), which are one number if they are equal."""
     value = value_of(config, name, default)
     sides = checks.positive_ints(name, (value, value) if isinstance(value, int) else value)

@@ -11,14 +11,13 @@ from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
-from posenc_jax.hf._config import check_spelling
 from posenc_jax.hf._layers import count_of
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._tower_config import TowerConfig, parse_count, parse_tower_config
 from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import Tower
-from posenc_jax.hf._tracked_mapping import agreed_value, check_agreement, concerns_positions
+from posenc_jax.hf._values import agreed_value, check_agreement, speaks_of_positions
 from posenc_jax.hf._vision_plan import VisionPlan
 
 # In the names of keys that set the order of the patches, or the tokens that are added.
@@ -75,22 +74,21 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
 
 def _plan(config: TowerConfig) -> VisionPlan:
     facts = config.facts
-    config.mark_read("model_type", *facts.unread)
     count, head_dim = count_of(config, facts.depth), _head_dim(config)
     layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     if config.model_type in QUIRKS:
         plan = QUIRKS[config.model_type](config, plan)
+    reads = f"model_type {config.model_type!r}"
     for settings in config.settings:
-        settings.reject_unread()
-    check_spelling(config.values, config.keys_looked_up, f"model_type {config.model_type!r} reads")
-    config.reject_unread(lambda key: concerns_positions(key) or bool(_ORDER.search(key)))
+        settings.reject_unknown(("rope_theta", "rope_type", "type", *facts.settings), reads)
+    config.reject_unknown(facts.keys, reads, lambda key: speaks_of_positions(key) or bool(_ORDER.search(key)))
     return plan
 
 
 def _head_dim(config: TowerConfig) -> int:
     """The number of features that rotate together."""
-    facts, head_dims = config.facts, config.read("head_dim")
+    facts, head_dims = config.facts, config.look_up("head_dim")
     if not facts.heads:
         (name,) = facts.hidden
         width = config.get(name, default=facts.defaults.get(name))
@@ -108,15 +106,15 @@ def _head_dim(config: TowerConfig) -> int:
 def _base(config: TowerConfig) -> float:
     """The base; the rope settings hold nothing else but a rope type of the tower."""
     facts, bases = config.facts, {}
-    outside = config.read(*facts.base_keys)
+    outside = config.look_up(*facts.base_keys)
     require(not config.is_null(*facts.base_keys), "{} is missing", " or ".join(facts.base_keys))
     if facts.ignores_settings:
         outside = outside or {f"the base of model_type {config.model_type!r}": facts.theta}
     for settings in config.settings:
         require(not settings.is_null("rope_theta"), "{}rope_theta is missing", settings.label)
-        spellings = outside | settings.read("rope_theta")
+        spellings = outside | settings.look_up("rope_theta")
         bases[next(iter(spellings), settings.name)] = agreed_value(spellings, facts.theta)
-        for key, rope_type in settings.read("rope_type", "type").items():
+        for key, rope_type in settings.look_up("rope_type", "type").items():
             checks.one_of(key, rope_type, facts.rope_types)
     bases = bases or outside
     return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, facts.theta))
