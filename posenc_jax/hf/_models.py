@@ -69,9 +69,9 @@ class Model:
     # The base and the settings
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the rope settings by default
     theta: float | None = 10_000.0  # the base by default; None: it must be given
-    thetas: Mapping[str, tuple[str, float]] | None = None  # layer type → the key of its base in old configs, default
+    bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)  # layer type → (old key, default)
     changed_default: ChangedDefault | None = None  # the one of these bases that differs between releases
-    scaled_types: tuple[str, ...] = ("full_attention",)  # of `thetas`, the layer types that an old rope_scaling scales
+    scaled_types: tuple[str, ...] = ("full_attention",)  # of `bases`, those that an old rope_scaling scales
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
     null_settings: bool = False  # a null in them: layers of this type have no positions
 
@@ -127,7 +127,8 @@ def _of_release(name: str, reads: tuple[str, ...]) -> dict[str, Any]:
         "defaults": {key: value for key, value in values.items() if key not in unread},
         "settings": settings,
         "nested": nested,
-        "null_settings": nested and None in settings.values(),
+        "bases": _bases(settings, facts.get("legacy", {})) if nested else {},
+        "null_settings": nested and any(value is None for value in settings.values()),
         "theta": theta,
         "derives_head_dim": "null_head_dim" in facts,
         "partial": share or (1.0 if facts.get("partial") and settings.get("rope_type") == "default" else None),
@@ -138,6 +139,15 @@ def _of_release(name: str, reads: tuple[str, ...]) -> dict[str, Any]:
         "interleaved_sections": facts.get("interleaved_sections", False),
         "no_rope_interval": values.get("no_rope_layer_interval"),
     }
+
+
+def _bases(settings: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """Of each layer type, the old key of its base and the default; nothing unless all have one."""
+    result = {}
+    for key, where in legacy.items():
+        for layer_type in [where] if isinstance(where, str) else where:
+            result[layer_type] = key, settings[layer_type]["rope_theta"]
+    return result if result.keys() == settings.keys() else {}
 
 
 def _all(
@@ -152,7 +162,7 @@ def _all(
     """Several types: the facts of their classes, and these; their code reads the keys `also` too."""
     reads, result = (*reads, *also.split()), {}
     for name in types.split():
-        model = _of_release(name, reads) | facts | {"reads": reads}
+        model: dict[str, Any] = _of_release(name, reads) | facts | {"reads": reads}
         model |= {"default_type": "full_attention"} if "pattern" in facts else {}
         model |= {key: {**model.get(key, {}), **value} for key, value in {"defaults": defaults, "names": names}.items()}
         model["defaults"] = {key: value for key, value in model["defaults"].items() if value is not None}
@@ -160,20 +170,18 @@ def _all(
     return result
 
 
-def _head(head_dim: int) -> Any:
+def _head(head_dim: int | None) -> Any:
     return {"defaults": {"head_dim": head_dim}}
 
 
 _NEOX = "rotary_emb_base", "rotary_pct"
 _LATENT: Any = {"layout": "interleaved", "latent": "scaled"}
-_GEMMA3 = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
+_FULL, _SLIDING, _INDEXED = "full_attention", "sliding_attention", "indexed_attention"
+_SPARSE = "compressed_sparse_attention", "heavily_compressed_attention"
 _MODERNBERT: Any = {
-    "nested": False,
-    "thetas": {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 1e4)},
-    "scaled_types": ("full_attention", "sliding_attention"),
+    "scaled_types": (_FULL, _SLIDING),
     "pattern": Pattern(3, "global_attn_every_n_layers", phase=0),
 }
-_OLMO3 = {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("rope_theta", 5e5)}
 _IN_TURN: Any = {"interleaved_sections": True}
 
 MODELS: dict[str, Model] = {
@@ -224,9 +232,15 @@ MODELS: dict[str, Model] = {
         "laguna mellum moonshine_streaming nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp zaya",
         partial=1.0,
     ),
-    **_all("step3p5", also="yarn_only_types use_rope_layers", partial=1.0),
+    **_all("step3p5", also="yarn_only_types use_rope_layers", bases={}, partial=1.0),
     **_all(
-        "mimo_v2 mimo_v2_flash", also="swa_rope_theta", partial=0.334, whole_if_scaled=True, nested=True, **_head(192)
+        "mimo_v2 mimo_v2_flash",
+        also="swa_rope_theta",
+        partial=0.334,
+        whole_if_scaled=True,
+        nested=True,
+        bases={_FULL: ("rope_theta", 5e6), _SLIDING: ("swa_rope_theta", 1e4)},
+        **_head(192),
     ),
     **_all("molmo2_text", nested=None),
     # layers without positions
@@ -249,14 +263,20 @@ MODELS: dict[str, Model] = {
     **_all("jamba glm5_next_text kimi_linear", layout="half", never_rotates=True),
     **_all("nemotron_h", reads=("attention_head_dim",), never_rotates=True),
     # a spectrum for each layer type
-    **_all("gemma3_text t5gemma2_text t5gemma2_decoder", thetas=_GEMMA3, nested=False),
-    **_all("gemma3n_text", thetas=_GEMMA3, nested=False, pattern=Pattern(5)),
+    **_all("gemma3_text t5gemma2_decoder t5gemma2_text"),
+    **_all("gemma3n_text", pattern=Pattern(5)),
     **_all("modernbert", **_MODERNBERT),
     **_all("modernbert-decoder", **_MODERNBERT, changed_default=ChangedDefault("5.0", 160_000.0, "local_rope_theta")),
-    **_all("olmo3", thetas=_OLMO3, nested=False, changed_default=ChangedDefault("5.13", 1e4)),
+    **_all(
+        "olmo3",
+        bases={_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)},
+        changed_default=ChangedDefault("5.13", 1e4),
+    ),
     **_all(
         "dots3_note_text",
         also="swa_qk_nope_head_dim swa_head_dim",
+        settings={},
+        bases={_SLIDING: ("swa_rope_theta", 5e4), _FULL: ("rope_theta", 8e7), _INDEXED: ("rope_theta", 8e7)},
         latent="unscaled",
         indexer=Indexer("interleaved", 128),
     ),
@@ -285,6 +305,9 @@ MODELS: dict[str, Model] = {
         latent="unscaled",
         also="rope_on_values indexer_part compress_ratios compress_rates",
         indexer=Indexer("interleaved", 128),
+        bases={_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
+        scaled_types=_SPARSE,
+        settings={},
         defaults={"qk_rope_head_dim": None},
     ),
     **_all("minimax_m3_vl_text", defaults={"index_head_dim": None}, indexer=Indexer("half", 128)),

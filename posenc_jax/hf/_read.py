@@ -20,7 +20,7 @@ from posenc_jax.hf._models import Model
 from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
-from posenc_jax.hf._settings import base_of, class_settings, rope_settings, settings_by_type
+from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
 from posenc_jax.hf._values import Values, agreed_value
 
 
@@ -94,8 +94,6 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     Config(values, model).reject_unknown_keys()
     values = rewritten(with_class_values(values, model))
     model = model_of(values)
-    if not (model.thetas or any(settings.values for settings in rope_settings(values))):
-        values["rope_parameters"] = class_settings(values, model)
     spellings = rope_settings(values)
     plans = [_plan(values, model, settings, layout, length) for settings in reversed(spellings)]
     if plans[0] != plans[-1]:  # transformers takes rope_scaling
