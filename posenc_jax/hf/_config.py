@@ -49,7 +49,7 @@ _COMMON = frozenset(
         "layer_types",
     }
     | {"head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", ORIGINAL}
-    | {"num_key_value_heads", "per_layer_config", "dual_chunk_attention_config", "rotary_dim", "rope_dim"}
+    | {"num_key_value_heads", "per_layer_config", "rotary_dim", "rope_dim"}
 )
 
 
@@ -123,8 +123,8 @@ def model_of(values: Mapping[str, Any]) -> Model:
     name = Values(values).get_string("model_type")
     if not name:
         return UNNAMED
-    reject_refused(name, REFUSED)
     canonical_name = canonical_type(name)
+    reject_refused(name, {} if canonical_name else REFUSED)
     # A tower may have the name of the whole model.
     if canonical_name is None or canonical_name != name and values.get("patch_size"):
         raise invalid(

@@ -233,7 +233,7 @@ def qwen(config: Config) -> None:
     if values.get_flag("use_dynamic_ntk", default=True):
         refuse(config, *RAW)
         length = checks.length("seq_length", values.get_required("seq_length"))
-        config["rope_scaling"] = {"rope_type": "dynamic_steps", "max_position_embeddings": length}
+        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": length}
     config["max_position_embeddings"] = None
     config["use_logn_attn"] = values.get_flag("use_logn_attn", default=True)
     config.pop("use_dynamic_ntk", None)
@@ -266,7 +266,7 @@ def internlm(config: Config) -> None:
     factor, rope_type = settings.get_number("scaling_factor", 1.0), settings.get("type", default="origin")
     if checks.one_of("rotary.type", rope_type, ("origin", "dynamic")) == "dynamic":
         refuse(config, *RAW)
-        config["rope_scaling"] = {"rope_type": "dynamic", "factor": factor}
+        config["rope_scaling"] = {"type": "dynamic", "factor": factor}
 
 
 def fixed_base(config: Config) -> None:

@@ -97,15 +97,17 @@ def _settings_of_type(config: Config, settings: Values, layer_type: str, types: 
     return None
 
 
-def check_base_kept(settings: Values) -> None:
-    """Raises for a scaling without a base in rope_parameters: files have both, unless the scaling replaced them."""
-    rope_type = rope_type_of(settings)
+def _check_base_kept(settings: Values, default: float | None) -> None:
+    """Raises for a scaling without a base, which settings that replace those of a file have lost.
+
+    Files from before 2024 may have none; they say `type` in rope_scaling.
+    """
     message = (
-        "{}rope_theta is missing beside rope_type = {!r}: settings that replace those of a file lose its base, "
-        "so write that base into them"
+        "{}rope_theta is missing beside rope_type = {!r}: transformers takes {}, which a model may not have been trained "
+        "with: write its base"
     )
-    fits = rope_type == "default" or not settings.name.startswith("rope_parameters")
-    require(fits, message, settings.label, rope_type)
+    fits = settings.name == RAW[0] and not settings.look_up("rope_type") or rope_type_of(settings) == "default"
+    require(fits, message, settings.label, rope_type_of(settings), default)
 
 
 def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, Any]) -> None:
@@ -137,7 +139,8 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
     outside = {} if inside and settings.of_layer_type and not model.bases else config.look_up(*keys)
     settings.default_unless_null(default or outside or None, "rope_theta")
     if not inside and not outside:
-        check_base_kept(settings)
+        if not (model.bases and settings.name == RAW[0]):
+            _check_base_kept(settings, default or model.theta)
         default = config.default_in_release(keys[0] if keys else _BASES[0], config.default_unless_null(default, *keys))
     if not inside:
         _check_unread_base(config, layer_type, outside)
