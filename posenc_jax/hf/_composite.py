@@ -71,6 +71,6 @@ def _defaults(part: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any
     settings = [Values(text).get_mapping(name) for name in RAW if isinstance(text.get(name), Mapping)]
     if Values(text).look_up("rope_theta") or any(mapping.look_up("rope_theta") for mapping in settings):
         defaults.pop(RAW[1], None)
-    elif any(mapping.values for mapping in settings):
-        defaults |= {"rope_theta": mapping["rope_theta"] for mapping in [defaults.pop(RAW[1], None)] if mapping}
+    elif RAW[1] in defaults and any(mapping.values for mapping in settings):
+        defaults["rope_theta"] = defaults.pop(RAW[1])["rope_theta"]
     return defaults

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._jax.errors import invalid, require
-from posenc_jax.hf._models import OTHER_KEYS, MODELS, UNNAMED, Model, canonical_type
+from posenc_jax.hf._models import MODELS, OTHER_KEYS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import (
     Values,
     check_agreement,
-    equal,
     parse_string_mapping,
     reject_refused,
     speaks_of_positions,

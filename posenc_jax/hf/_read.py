@@ -10,13 +10,13 @@ from posenc_jax._frequencies.frequencies import geometric
 from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
-from posenc_jax._jax.errors import invalid, prefixed, public, require
+from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax.hf._composite import parse_text_config
 from posenc_jax.hf._config import LAYOUT_FLAGS, Config, layer_overrides, model_of, with_class_values
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
-from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._models import Model
+from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
