@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.plans import close, plain
+from helpers.plans import close, plain, widths
 from huggingface.published import LLAMA_31, llama
 from oracles import configs
 from posenc_jax.hf import plan_to_config, rotary_from_config
@@ -33,16 +33,16 @@ def test_a_field_serves_at_least_two_model_types(table):
 
 
 def test_the_layout_is_the_model_s_or_the_caller_s():
+    llama_31 = rotary_from_config(LLAMA_31)
     for said in ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved"):
-        assert rotary_from_config(LLAMA_31 | {said: False}) == rotary_from_config(LLAMA_31)
-    assert rotary_from_config(LLAMA_31, layout="interleaved").layout == "interleaved"
-    assert rotary_from_config(LLAMA_31, layout="interleaved").layers == rotary_from_config(LLAMA_31).layers
-    unnamed = {"head_dim": 8, "num_hidden_layers": 1, "rope_theta": 1e4}
+        assert rotary_from_config(LLAMA_31 | {said: False}) == llama_31
+    other = rotary_from_config(LLAMA_31, layout="interleaved")
+    assert other == dataclasses.replace(llama_31, layout="interleaved")
+    unnamed = {"head_dim": 8, "num_hidden_layers": 1}
     for layout in ("half", "interleaved"):
         assert rotary_from_config(unnamed, layout=layout).layout == layout
         assert rotary_from_config(unnamed | {"rope_interleave": layout == "interleaved"}).layout == layout
-    match = 'layout must be given, "half" or "interleaved", for a config without a model_type'
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match='layout must be given, "half" or "interleaved", for a config without a model'):
         rotary_from_config(unnamed)
 
 
@@ -74,54 +74,48 @@ def test_keys_that_speak_of_positions():
         assert rotary_from_config(llama(**{key: 512})) == rotary_from_config(llama())
 
 
-def test_the_base_that_no_key_says():
-    """10,000 by the rule, the model's own where it is known, and an error where it cannot be."""
-    base = {"head_dim": 64, "num_hidden_layers": 1}
-    usual = {"llama": 1e4, "mixtral": 1e6, "qwen3_moe": 1e4, "helium": 1e5, "smollm3": 2e6, "qwen2": 1e4}
-    for name, theta in usual.items():
-        close(rotary_from_config(base | {"model_type": name}).layers[0].frequencies, plain(64, theta))
-    close(rotary_from_config(base, layout="half").layers[0].frequencies, plain(64, 1e4))
-    for keys, match in (
-        ({"model_type": "dbrx"}, "rope_theta is missing"),
-        (
-            {"rope_parameters": {"rope_theta": None}},
-            "rope_theta must have a value or be left out for 10000.0, got null",
-        ),
-    ):
-        with pytest.raises(ValueError, match=match):
-            rotary_from_config(base | keys, layout="half")
+FOUR = {"head_dim": 8, "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "rotated"),
+    [
+        (FOUR | {"model_type": "moonshine", "head_dim": 52}, [46] * 4),  # of 46.8, rounded down
+        (FOUR | {"model_type": "moonshine", "head_dim": 52, "partial_rotary_factor": 0.9}, [46] * 4),
+        (FOUR | {"model_type": "codegen", "head_dim": 128}, [64] * 4),
+        ({"model_type": "gptj", "n_embd": 64, "n_head": 2, "n_layer": 2, "rotary_dim": 8, "rotary": True}, [8] * 2),
+        *((FOUR | {"model_type": name, "sliding_window": 64}, [8, 8, 8, 0]) for name in "cohere2 exaone4 exaone_moe".split()),
+        (FOUR | {"model_type": "cohere2", "sliding_window": None}, [8, 8, 8, 0]),
+        (FOUR | {"model_type": "afmoe", "global_attn_every_n_layers": 3}, [8, 8, 0, 8]),
+        (FOUR | {"model_type": "afmoe"}, [8, 8, 8, 0]),
+    ],
+)
+def test_the_features_that_rotate(config, rotated):
+    assert widths(rotary_from_config(config)) == rotated
 
 
 def test_the_layer_types_that_no_key_says():
     base = {"head_dim": 64, "num_hidden_layers": 13, "rope_theta": 7e5}
-    full = {"gemma3_text": 6, "gemma3n_text": 5, "t5gemma2_text": 6, "t5gemma2_decoder": 6}
-    for name, period in full.items():
-        layers = rotary_from_config(base | {"model_type": name}).layers
-        assert [layer.frequencies == layers[period - 1].frequencies for layer in layers] == [
-            (i + 1) % period == 0 for i in range(13)
-        ], name
-    scaling = {"rope_type": "linear", "factor": 2.0}
-    layers = rotary_from_config(
-        base | {"model_type": "olmo3", "rope_scaling": scaling, "transformers_version": "4.57.0"}
-    ).layers
-    for i, layer in enumerate(layers):
+    for name, period in {"gemma3_text": 6, "gemma3n_text": 5, "t5gemma2_text": 6, "t5gemma2_decoder": 6}.items():
+        first, *layers = (layer.frequencies for layer in rotary_from_config(base | {"model_type": name}).layers)
+        assert [f == first for f in layers] == [i % period != 0 for i in range(2, 14)], name
+    scaling = {"model_type": "olmo3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    plan = rotary_from_config(base | scaling | {"transformers_version": "4.57.0"})
+    for i, layer in enumerate(plan.layers):
         close(layer.frequencies, plain(64, 7e5) / (2 if i % 4 == 3 else 1))
-    base = {"head_dim": 64, "num_hidden_layers": 9}
-    for name in ("cohere2", "afmoe", "exaone4", "exaone_moe"):
-        layers = rotary_from_config(base | {"model_type": name, "sliding_window": 64}).layers
-        assert [layer.rotary_dim == 0 for layer in layers] == [False, False, False, True] * 2 + [False], name
-    key = {"model_type": "afmoe", "global_attn_every_n_layers": 3}
-    assert rotary_from_config(base | key).layers[2].rotary_dim == 0
 
 
-def test_the_share_that_no_key_says():
-    base = {"head_dim": 128, "num_hidden_layers": 1}
-    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
-    shares |= dict.fromkeys("codegen glm glm4 glm4_moe gptj nemotron phi".split(), 0.5)
-    for name, share in shares.items():
-        assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
-    gptj = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 1, "rotary_dim": 32, "rotary": True}
-    assert (rotary_from_config(gptj).layers[0].head_dim, rotary_from_config(gptj).layers[0].rotary_dim) == (256, 32)
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"model_type": "dbrx"}, "rope_theta is missing"),
+        ({"rope_parameters": {"rope_theta": None}}, "rope_theta must have a value or be left out for 10000.0, got null"),
+    ],
+)
+def test_the_base_that_no_key_says(keys, match):
+    with pytest.raises(ValueError, match=match):
+        rotary_from_config(FOUR | keys, layout="half")
+    close(rotary_from_config(FOUR, layout="half").layers[0].frequencies, plain(8, 1e4))
 
 
 def test_what_is_refused_by_name():
@@ -198,14 +192,3 @@ def test_the_site_says_of_which_types_a_value_is_recorded(monkeypatch):
     assert configs.RECORDED.keys() <= held and MODELS.keys() - held <= configs.OTHERS.keys()
     *_, with_value, without = model_types.census()
     assert [{*re.findall(r"`([\w-]+)`", row)} for row in (with_value, without)] == [held, MODELS.keys() - held]
-
-
-def test_a_share_of_a_head_is_rounded_down():
-    moonshine = {"model_type": "moonshine", "head_dim": 52, "num_hidden_layers": 1}
-    for given in (moonshine, moonshine | {"partial_rotary_factor": 0.9}):  # 46.8
-        assert rotary_from_config(given).layers[0].rotary_dim == 46
-
-
-def test_a_null_window_leaves_the_pattern():
-    cohere = {"model_type": "cohere2", "head_dim": 16, "num_hidden_layers": 4, "sliding_window": None}
-    assert [layer.rotary_dim == 0 for layer in rotary_from_config(cohere).layers] == [False, False, False, True]

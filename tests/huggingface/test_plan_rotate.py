@@ -288,8 +288,10 @@ def turned(x, p, layer, arrays):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("arrays_spec", [P(), P("h")])
-@pytest.mark.parametrize(("x_spec", "p_spec"), [(ON_HEADS, P("d")), (ON_HEADS, P()), (P(), P("d"))])
+@pytest.mark.parametrize(
+    ("x_spec", "p_spec", "arrays_spec"),
+    [(ON_HEADS, P("d"), P("h")), (ON_HEADS, P(), P()), (P(), P("d"), P()), (P(None, None, "h"), P("d"), P("h"))],
+)
 def test_branches_share_a_sharding(x_spec, p_spec, arrays_spec, on_cpu):
     mesh = jax.make_mesh((2, 4), ("d", "h"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     layers = 0, 1, 2, 4, LEARNED
@@ -300,21 +302,22 @@ def test_branches_share_a_sharding(x_spec, p_spec, arrays_spec, on_cpu):
         arrays = {name: put(a, P() if name == "alpha" else arrays_spec) for name, a in ARRAYS8.items()}
         of_rotary = jax.eval_shape(lambda x, p: pe.rotary(x, p, FAST, head_axis=-2), x, p)
         for layer, y in zip(layers, want, strict=True):
-            for got in (jax.jit(turned)(x, p, layer, arrays), jax.jit(turned, static_argnums=2)(x, p, layer, arrays)):
+            for f in (jax.jit(turned), jax.jit(turned, static_argnums=2)):
+                got = f(x, p, layer, arrays)
                 assert jax.typeof(got).sharding == of_rotary.sharding
                 np.testing.assert_allclose(got, y, rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
-        with pytest.raises(ValueError, match=r"parameters\['alpha'\] must not be sharded along axis 0"):
-            turned(BIG, AT8, LEARNED, ARRAYS8 | {"alpha": put(np.ones(4, np.float32), P("h"))})
+        plan, alpha = RotaryPlan((LAYER(FAST, learned_log_factor="a"),), "half"), put(np.ones(4, np.float32), P("h"))
+        with pytest.raises(ValueError, match=r"parameters\['a'\] must not be sharded along axis 0"):
+            plan.rotate(BIG, 0, head_axis=-2, parameters={"a": alpha})
 
 
-@pytest.mark.parametrize("x_spec", tiered([ON_HEADS, P()], [ON_HEADS]))
+@pytest.mark.parametrize("x_spec", tiered([ON_HEADS, P(None, None, "h")], [ON_HEADS]))
 def test_in_shard_map(x_spec, on_cpu):
     """Each device has the parameters of its heads."""
-    mesh = jax.make_mesh((2, 2), ("d", "h"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices("cpu")[:4])
-    layers, x = (0, 1, 2, 4, LEARNED), BIG if x_spec == ON_HEADS else BIG[:1, :, :2]
-    whole = jax.jit(lambda *given: [turned(*given[:2], layer, given[2]) for layer in layers])
-    want = whole(x if x_spec == ON_HEADS else np.tile(x, (4, 1, 2, 1)), AT8, ARRAYS8)
+    mesh = jax.make_mesh((4, 2), ("d", "h"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices("cpu"))
+    layers, x = (0, 1, 2, 4, LEARNED), BIG if x_spec == ON_HEADS else BIG[:1]
+    whole = jax.jit(lambda x, p, arrays: [turned(x, p, layer, arrays) for layer in layers])
     specs = {name: P() if name == "alpha" else P("h") for name in ARRAYS8}
     split = jax.jit(jax.shard_map(turned, mesh=mesh, in_specs=(x_spec, P("d"), P(), specs), out_specs=ON_HEADS))
-    for layer, y in zip(layers, want, strict=True):
-        np.testing.assert_allclose(split(x, AT8, layer, ARRAYS8), y, rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
+    for layer, want in zip(layers, whole(np.broadcast_to(x, BIG.shape), AT8, ARRAYS8), strict=True):
+        np.testing.assert_allclose(split(x, AT8, layer, ARRAYS8), want, rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
