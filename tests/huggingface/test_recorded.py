@@ -66,6 +66,7 @@ def test_rotations(name, index):
 @pytest.mark.parametrize("case", TYPES, ids=lambda case: case["config"]["model_type"])
 def test_what_a_configuration_leaves_out(case):
     plan = hf.rotary_from_config(case["config"], length=4096)
+    assert hf.rotary_from_config(hf.plan_to_config(plan), length=plan.length) == plan
     assert plan.layout == (case["layout"] or plan.layout)
     if case["turns"]:
         assert [layer.rotary_dim > 0 for layer in plan.layers] == list(map(bool, case["turns"]))
