@@ -80,14 +80,10 @@ FOUR = {"head_dim": 8, "num_hidden_layers": 4}
     ("name", "keys", "rotated"),
     [
         ("moonshine", {"head_dim": 52}, [46] * 4),  # of 46.8, rounded down
-        ("moonshine", {"head_dim": 52, "partial_rotary_factor": 0.9}, [46] * 4),
         ("codegen", {"head_dim": 128}, [64] * 4),
         ("gptj", {"rotary_dim": 4, "rotary": True}, [4] * 4),
         ("cohere2", {"sliding_window": 64}, [8, 8, 8, 0]),
         ("cohere2", {"sliding_window": None}, [8, 8, 8, 0]),
-        ("exaone4", {"sliding_window": 64}, [8, 8, 8, 0]),
-        ("exaone_moe", {"sliding_window": 64}, [8, 8, 8, 0]),
-        ("afmoe", {}, [8, 8, 8, 0]),
         ("afmoe", {"global_attn_every_n_layers": 3}, [8, 8, 0, 8]),
     ],
 )
@@ -95,15 +91,13 @@ def test_the_features_that_rotate(name, keys, rotated):
     assert widths(rotary_from_config(FOUR | {"model_type": name} | keys)) == rotated
 
 
-def test_the_layer_types_that_no_key_says():
-    base = {"head_dim": 64, "num_hidden_layers": 13, "rope_theta": 7e5}
-    for name, period in {"gemma3_text": 6, "gemma3n_text": 5, "t5gemma2_text": 6, "t5gemma2_decoder": 6}.items():
-        first, *layers = (layer.frequencies for layer in rotary_from_config(base | {"model_type": name}).layers)
-        assert [f == first for f in layers] == [i % period != 0 for i in range(2, 14)], name
-    scaling = {"model_type": "olmo3", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
-    plan = rotary_from_config(base | scaling | {"transformers_version": "4.57.0"})
-    for i, layer in enumerate(plan.layers):
-        close(layer.frequencies, plain(64, 7e5) / (2 if i % 4 == 3 else 1))
+def test_old_settings_of_olmo_3_scale_full_attention_alone():
+    old = {"model_type": "olmo3", "rope_theta": 7e5, "transformers_version": "4.57.0"}
+    old |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    *sliding, full = (layer.frequencies for layer in rotary_from_config(FOUR | old).layers)
+    close(full, plain(8, 7e5) / 2)
+    for f in sliding:
+        close(f, plain(8, 7e5))
 
 
 @pytest.mark.parametrize(

@@ -75,21 +75,28 @@ def rotate(layer, role="query", scaled=True, plan=MIXED, x=X, positions=AT, para
     ],
 )
 def test_each_layer_is_its_formula(plan, role, scaled):
+    """With the same bits where the layer is traced, and token by token."""
     count = len(plan.layers)
 
     @quick
     def each(x, parameters):
-        turn = functools.partial(rotate, role=role, scaled=scaled, plan=plan, x=x, parameters=parameters)
-        return [turn(i) for i in range(count)], jax.lax.map(turn, np.arange(-1, count + 1))
+        turn = functools.partial(rotate, role=role, scaled=scaled, plan=plan, parameters=parameters)
+        by_token = lambda xp: turn(count - 1, x=xp[0][None], positions=xp[1][None])[0]  # noqa: E731
+        tokens = jax.lax.map(by_token, (x.reshape(10, 4, 8), AT.ravel())).reshape(x.shape)
+        layers = np.arange(-1, count + 1)
+        of_layer = functools.partial(turn, x=x)
+        return [of_layer(i) for i in range(count)], jax.lax.map(of_layer, layers), jax.vmap(of_layer)(layers), tokens
 
-    static, traced = each(X, ARRAYS)
+    static, *traced, tokens = each(X, ARRAYS)
+    np.testing.assert_array_equal(tokens, static[-1])
     for layer, y in enumerate(static):
         want, learned = formula(layer, role, scaled, plan), plan.layers[layer].learned_log_factor
         where = NEAR if learned else np.ones_like(NEAR)
         np.testing.assert_allclose(np.asarray(y)[where], want[where], rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
         assert np.array_equal(y, X) or not np.array_equal(want, X)  # bit for bit
-        np.testing.assert_array_equal(traced[1 + layer], y, f"layer {layer}")
-    assert np.isnan(traced[0]).all() and np.isnan(traced[-1]).all()
+        for by_index in traced:
+            np.testing.assert_array_equal(by_index[1 + layer], y, f"layer {layer}")
+            assert np.isnan(by_index[0]).all() and np.isnan(by_index[-1]).all()
 
 
 def test_the_error_of_a_phase_is_that_of_a_small_correction():
@@ -116,22 +123,6 @@ def test_16_bits_are_rounded_once(dtype):
     for narrow, wide in zip(*both(x, x.astype(np.float32)), strict=True):
         assert narrow.dtype == dtype
         np.testing.assert_array_equal(narrow, wide.astype(dtype))
-
-
-def test_the_same_bits_in_every_program():
-    """Of keys that are cached, at positions where an ulp of a frequency would be a tenth of a radian."""
-    at, keys = np.arange(1_000_000, 1_000_008, dtype=np.int32), RNG.normal(size=(8, 4, 8)).astype(np.float32)
-    turn = functools.partial(MIXED.rotate, head_axis=-2, role="key")
-    whole = jax.jit(lambda k, arrays: turn(k, LEARNED, at, parameters=arrays))(keys, ARRAYS)
-
-    @jax.jit
-    def others(k, layer, arrays):
-        steps = jax.lax.map(lambda kp: turn(kp[0][None], layer, kp[1][None], parameters=arrays)[0], (k, at))
-        of_layers = jax.vmap(lambda layer: turn(k, layer, at, parameters=arrays))
-        return steps, of_layers(jnp.stack([layer, 1]))[0], turn(k, LEARNED, at, parameters=ARRAYS)  # of constants
-
-    for y in others(keys, LEARNED, ARRAYS):
-        np.testing.assert_array_equal(y, whole)
 
 
 def test_derivatives():

@@ -26,21 +26,12 @@ TURNING = [(name, layer["index"]) for name, model in MODELS.items() for layer in
 
 
 def kind_of(name, index):
-    """What decides how a recorded layer is turned: rope type, layout, part, sections, scales, and whether all turns."""
     model, layer = MODELS[name], MODELS[name]["layers"][index]
-    rope, whole = layer["rope"], layer["head_dim"] == 2 * len(layer["frequencies"])
-    return (
-        rope["rope_type"],
-        model["layout"],
-        model["part"],
-        "mrope_section" in rope,
-        whole,
-        layer["attention_factor"] != 1,
-    )
+    rope = layer["rope"]
+    return model["layout"], model["part"], rope["rope_type"], "mrope_section" in rope, layer["attention_factor"] != 1
 
 
-# The first layer of each kind: rope type, layout, part, axes and scales of queries.
-KINDS = list({kind_of(*case): case for case in reversed(TURNING)}.values())
+FIRST = list({kind_of(*case): case for case in reversed(TURNING)}.values())  # of each kind
 
 
 @pytest.mark.parametrize("case", SPECTRA, ids=lambda case: case["name"])
@@ -58,7 +49,7 @@ def test_plans(name):
     checks.check_plan(MODELS[name])
 
 
-@pytest.mark.parametrize(("name", "index"), [case if case in KINDS else thorough(*case) for case in TURNING])
+@pytest.mark.parametrize(("name", "index"), [case if case in FIRST else thorough(*case) for case in TURNING])
 def test_rotations(name, index):
     checks.check_layer(MODELS[name], index)
 

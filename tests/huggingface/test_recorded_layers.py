@@ -44,12 +44,9 @@ def without_amplitude(how):
 # What a layer may leave out or mistake
 OTHERWISE = {
     "outputs stay": (HEAVY, Changes(roles={"output": None})),
-    "values and outputs stay": (SPARSE, Changes(roles={"value": None, "output": None})),
     "values turn back": (SLIDING, Changes(roles={"value": "output"})),
-    "the other spectrum": (SPARSE, Changes(plan=lambda plan: dataclasses.replace(plan, layers=plan.layers[:1] * 4))),
     "no amplitude": (AMPLITUDE, Changes(plan=with_layers(without_amplitude))),
     "blocks at the next": (HEAVY, Changes(blocks=lambda rate, n: rate * np.arange(1, n + 1, dtype=np.int32))),
-    "factor of the next pair": (LARGE, Changes(parameters=lambda name, a: jnp.roll(a, 1) if "alpha" in name else a)),
     "the other heads": (LARGE, Changes(parameters=lambda name, a: a if "alpha" in name else a[::-1])),
     "no scale": (STILL, Changes(plan=with_layers(lambda how: dataclasses.replace(how, query_scale=None)))),
 }
