@@ -13,7 +13,12 @@ ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2048.0, "original_max_
 WIDTHS = {"qk_nope_head_dim": 64, "qk_rope_head_dim": 64}
 LARGE = WIDTHS | {"model_type": "mistral_large4_text", "num_hidden_layers": 5, "num_attention_heads": 64}
 LARGE |= {"rope_parameters": ROPE}
-BARE = {"model_type": "deepseek_v4", "num_hidden_layers": 4, "compress_ratios": [0, 128, 4, 0, 0], "qk_rope_head_dim": 64}
+BARE = {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 4,
+    "compress_ratios": [0, 128, 4, 0, 0],
+    "qk_rope_head_dim": 64,
+}
 BARE |= {"num_nextn_predict_layers": 1}
 V4 = BARE | {"rope_scaling": ROPE}
 MAIN = {"rope_theta": 1e4, "partial_rotary_factor": 0.125}

@@ -104,7 +104,10 @@ def test_old_settings_of_olmo_3_scale_full_attention_alone():
     ("keys", "match"),
     [
         ({"model_type": "dbrx"}, "rope_theta is missing"),
-        ({"rope_parameters": {"rope_theta": None}}, "rope_theta must have a value or be left out for 10000.0, got null"),
+        (
+            {"rope_parameters": {"rope_theta": None}},
+            "rope_theta must have a value or be left out for 10000.0, got null",
+        ),
     ],
 )
 def test_the_base_that_no_key_says(keys, match):

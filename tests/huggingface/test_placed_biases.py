@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from helpers.closeness import assert_within
-from helpers.placed_biases import ROWS, attended, names_of, options_of, rounded
+from helpers.placed_biases import ROWS, attended, names_of, rounded
 from helpers.tiers import thorough
 from oracles import recorded
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
@@ -152,14 +152,14 @@ def test_heads_stand_anywhere():
 
     @quick
     def each(x):
-        turn = functools.partial(MIXED.rotate, positions=AT, role="query", scaled=True, parameters=ARRAYS)
-        grouped = turn(x.reshape(2, 5, 2, 2, 8), LEARNED, head_axis=(-3, -2)).reshape(x.shape)
-        swapped = turn(x.swapaxes(1, 2), LEARNED, head_axis=-3).swapaxes(1, 2)
-        return grouped, swapped, turn(x, LEARNED, head_axis=-2), turn(x[:, :, 0], 4, head_axis=None), turn(x, 4, head_axis=-2)
+        turn = functools.partial(
+            MIXED.rotate, layer=LEARNED, positions=AT, role="query", scaled=True, parameters=ARRAYS
+        )
+        grouped = turn(x.reshape(2, 5, 2, 2, 8), head_axis=(-3, -2)).reshape(x.shape)
+        return grouped, turn(x.swapaxes(1, 2), head_axis=-3).swapaxes(1, 2), turn(x, head_axis=-2)
 
-    *others, want, alone, beside = map(np.asarray, each(X))
+    *others, want = each(X)
     np.testing.assert_allclose(others, [want, want], rtol=1e-6, atol=1e-6)
-    np.testing.assert_array_equal(alone, beside[:, :, 0])
 
 
 def test_x_may_be_the_features_that_rotate():
@@ -173,21 +173,17 @@ def test_x_may_be_the_features_that_rotate():
 def test_layers_without_positions_in_a_model_of_several_coordinates():
     plan = RotaryPlan((LAYER(pe.axial(8, 2)), LAYER(NOPE), LAYER(NOPE, query_scale=STEPS)), "half")
     p = np.stack([np.arange(1000, 1005), np.arange(5) % 2], -1)
-
-    @jax.jit
-    def each(x, layer):
-        turn = functools.partial(plan.rotate, x, positions=p, head_axis=-2, role="query")
-        return [turn(i) for i in (0, 1, layer, 2)], pe.rotary(x, p, pe.axial(8, 2), head_axis=-2)
-
-    (turned, *still, scaled), want = each(X, 1)
-    np.testing.assert_array_equal(turned, want)
+    turn = jax.jit(lambda x, i: [plan.rotate(x, k, p, head_axis=-2, role="query") for k in (1, i, 2)])
+    *still, scaled = turn(X, 1)
     np.testing.assert_array_equal(still, [X, X])
     np.testing.assert_allclose(scaled, X * np.asarray(STEPS(p[:, 0]))[:, None, None], rtol=1e-6)  # by the first one
 
 
 def test_what_does_not_turn_stays():
     """A width of 0, where `None` would have meant a base of 10,000; values and outputs of other models; cached keys."""
-    np.testing.assert_array_equal([pe.rotary(X, AT, 0, head_axis=-2), *pe.xpos(X, X, AT[0], NOPE, head_axis=-2)], [X] * 3)
+    np.testing.assert_array_equal(
+        [pe.rotary(X, AT, 0, head_axis=-2), *pe.xpos(X, X, AT[0], NOPE, head_axis=-2)], [X] * 3
+    )
     wide = RNG.normal(size=(5, 3, 24)).astype(np.float32)
     for role in ("value", "output"):
         np.testing.assert_array_equal(jax.jit(lambda i: rotate(i, role, x=wide, positions=None))(0), wide)  # noqa: B023
@@ -210,49 +206,8 @@ def test_moving_keys_applies_no_amplitude_again():
         np.testing.assert_allclose(moved, [there, there], atol=1e-6)
 
 
-# Meshes
-
-BIG, AT8 = RNG.normal(size=(4, 6, 4, 8)).astype(np.float32), np.arange(24, dtype=np.int32).reshape(4, 6)
-OF_HEADS = P("d", None, "h")
-
-
-def turned(x, p, layer, arrays):
-    return rotate(layer, x=x, positions=p, parameters=arrays)
-
-
-def of_layers(x, layers=(0, 1, 2, 4, LEARNED)):
-    whole = jax.jit(lambda *given: [turned(*given[:2], layer, given[2]) for layer in layers])
-    return zip(layers, whole(np.broadcast_to(x, BIG.shape), AT8, ARRAYS), strict=True)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("x_spec", "p_spec", "arrays_spec"),
-    [(OF_HEADS, P("d"), P("h")), (OF_HEADS, P(), P()), (P(), P("d"), P()), (P(None, None, "h"), P("d"), P("h"))],
-)
-def test_branches_share_a_sharding(x_spec, p_spec, arrays_spec, on_cpu):
-    mesh = jax.make_mesh((2, 4), ("d", "h"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
-    wanted = list(of_layers(BIG))
-    with jax.set_mesh(mesh):
-        put = lambda a, spec: jax.device_put(a, NamedSharding(mesh, spec))  # noqa: E731
-        x, p = put(BIG, x_spec), put(AT8, p_spec)
-        arrays = {name: put(a, P() if name == "alpha" else arrays_spec) for name, a in ARRAYS.items()}
-        of_rotary = jax.eval_shape(lambda x, p: pe.rotary(x, p, FAST, head_axis=-2), x, p)
-        for layer, want in wanted:
-            for f in (jax.jit(turned), jax.jit(turned, static_argnums=2)):
-                got = f(x, p, layer, arrays)
-                assert jax.typeof(got).sharding == of_rotary.sharding
-                np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
-        plan, alpha = RotaryPlan((LAYER(FAST, learned_log_factor="a"),), "half"), put(np.ones(4, np.float32), P("h"))
-        with pytest.raises(ValueError, match=r"parameters\['a'\] must not be sharded along axis 0"):
-            plan.rotate(BIG, 0, head_axis=-2, parameters={"a": alpha})
-
-
-@pytest.mark.parametrize(("x", "x_spec"), [(BIG, OF_HEADS), thorough(BIG[:1], P(None, None, "h"))])
-def test_in_shard_map(x, x_spec, on_cpu):
-    """Each device has the parameters of its heads."""
-    mesh = jax.make_mesh((4, 2), ("d", "h"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices("cpu"))
-    specs = {name: P() if name == "alpha" else P("h") for name in ARRAYS}
-    split = jax.jit(jax.shard_map(turned, mesh=mesh, in_specs=(x_spec, P("d"), P(), specs), out_specs=OF_HEADS))
-    for layer, want in of_layers(x):
-        np.testing.assert_allclose(split(x, AT8, layer, ARRAYS), want, rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
+def test_learned_frequencies_must_be_whole(on_cpu):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
+    plan = RotaryPlan((LAYER(FAST, learned_log_factor="a"),), "half")
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match=r"parameters\['a'\] must not be sharded along axis 0"):
+        plan.rotate(X, 0, head_axis=-2, parameters={"a": jax.device_put(np.ones(4, np.float32), P("d"))})

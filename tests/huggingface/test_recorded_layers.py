@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
@@ -47,7 +45,11 @@ def test_squares_and_windows(merge, height, width):
 @pytest.mark.parametrize(
     ("shape", "grid", "want"),
     [
-        ((2, 1, 2), {"leading": 2, "trailing": 1, "offset": 1}, np.array([[0, 0, 1, 1, 1, 1, 0], [0, 0, 1, 2, 1, 2, 0]]).T),
+        (
+            (2, 1, 2),
+            {"leading": 2, "trailing": 1, "offset": 1},
+            np.array([[0, 0, 1, 1, 1, 1, 0], [0, 0, 1, 2, 1, 2, 0]]).T,
+        ),
         ((9, 9), {"inside": 2}, [*np.ndindex(2, 2)]),
         ((2, 2, 2), {"timed": True, "merge": 2}, [*np.ndindex(2, 2, 2)]),  # one square for each frame
         ((2, 2), {"timed": True}, [*np.ndindex(1, 2, 2)]),
@@ -87,18 +89,6 @@ def test_slices_with_heads_anywhere():
     for got in others:
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
     assert np.isnan(none).all()
-
-
-def test_slices_on_a_mesh(on_cpu):
-    """In 16 bits, rounded once."""
-    mesh = jax.make_mesh((2, 4), ("d", "h"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
-    x, p = RNG.normal(size=(4, 15, 4, 16)).astype(jnp.bfloat16), np.asarray(GEMMA.positions((3, 5)))
-    f = jax.jit(lambda x: GEMMA.rotate(x, 0, p, head_axis=-2))
-    want = f(x.astype(np.float32)).astype(jnp.bfloat16)
-    with jax.set_mesh(mesh):
-        split = jax.device_put(x, NamedSharding(mesh, P("d", None, "h")))
-        assert jax.typeof(f(split)).sharding == jax.typeof(split).sharding
-        np.testing.assert_array_equal(f(split), want)
 
 
 # Learned tables, whose rows are recorded too
