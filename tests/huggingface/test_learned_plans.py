@@ -94,7 +94,6 @@ PLAIN = {"num_hidden_layers": 1, "head_dim": 8}
         (LARGE | {"rope_parameters": ROPE | {"learned_log_factor": "a"}}, "learned_log_factor = 'a' is not read by the code"),
         (LARGE | {"rope_parameters": None}, "rope_parameters is missing, and model_type 'mistral_large4_text' has its own"),
         (LARGE | {"num_attention_heads": None}, "num_attention_heads is missing"),
-        ({"model_type": "clvp_encoder"}, "it rotates its values too, and does not rotate the outputs of attention back"),
         (PLAIN | {"model_type": "roformer", "rotary_value": True}, "rotary_value must be False"),
         (PLAIN | {"model_type": "llama", "rope_on_values": True}, "the key rope_on_values = True"),
     ],
