@@ -7,55 +7,48 @@ from pathlib import Path
 
 import pytest
 
-from helpers.plans import close, plain
+from helpers.plans import close, plain, widths
 from huggingface.published import LLAMA_31, llama
 from oracles import configs
-from posenc_jax.hf import plan_to_config, rotary_from_config
+from posenc_jax.hf import rotary_from_config
 from posenc_jax.hf._models import MODELS
 from posenc_jax.hf._multimodal_models import MULTIMODAL
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._towers import TOWERS
 
-TABLES = {"Model": MODELS, "Multimodal": MULTIMODAL, "Tower": TOWERS}
-TABLES |= {
-    kind.title(): {name: getattr(model, kind) for name, model in MODELS.items() if getattr(model, kind)}
+FACTS = [MODELS, MULTIMODAL, TOWERS]
+FACTS += [
+    {name: getattr(model, kind) for name, model in MODELS.items() if getattr(model, kind)}
     for kind in ("indexer", "pattern")
-}
+]
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_a_field_serves_at_least_two_model_types(table):
+@pytest.mark.parametrize("facts", FACTS)
+def test_a_field_serves_at_least_two_model_types(facts):
     """What one alone does is a rewriter, or a quirk of a tower."""
-    first, *_ = TABLES[table].values()
-    for field in dataclasses.fields(first):
+    for field in dataclasses.fields(next(iter(facts.values()))):
         usual = {} if field.default_factory is dict else field.default
-        assert sum(getattr(facts, field.name) != usual for facts in TABLES[table].values()) > 1, field.name
+        assert sum(getattr(x, field.name) != usual for x in facts.values()) > 1, field.name
 
 
 def test_the_layout_is_the_model_s_or_the_caller_s():
+    llama_31 = rotary_from_config(LLAMA_31)
     for said in ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved"):
-        assert rotary_from_config(LLAMA_31 | {said: False}) == rotary_from_config(LLAMA_31)
-    assert rotary_from_config(LLAMA_31, layout="interleaved").layout == "interleaved"
-    assert rotary_from_config(LLAMA_31, layout="interleaved").layers == rotary_from_config(LLAMA_31).layers
-    unnamed = {"head_dim": 8, "num_hidden_layers": 1, "rope_theta": 1e4}
+        assert rotary_from_config(LLAMA_31 | {said: False}) == llama_31
+    other = rotary_from_config(LLAMA_31, layout="interleaved")
+    assert other == dataclasses.replace(llama_31, layout="interleaved")
+    unnamed = {"head_dim": 8, "num_hidden_layers": 1}
     for layout in ("half", "interleaved"):
         assert rotary_from_config(unnamed, layout=layout).layout == layout
         assert rotary_from_config(unnamed | {"rope_interleave": layout == "interleaved"}).layout == layout
-    match = 'layout must be given, "half" or "interleaved", for a config without a model_type'
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match='layout must be given, "half" or "interleaved", for a config without a model'):
         rotary_from_config(unnamed)
 
 
-def test_a_model_type_that_is_not_known():
-    """A layout is not enough: the code may have layers without positions, other pairs, scales of queries."""
-    mine = {"model_type": "mine", "head_dim": 8, "num_hidden_layers": 1, "rope_theta": 1e4}
-    for options in ({}, {"layout": "half"}):
-        with pytest.raises(ValueError, match="model_type 'mine' is not known, and its code may do what no key says"):
-            rotary_from_config(mine, **options)
-    assert rotary_from_config(mine | {"model_type": "llama"}).layers[0].rotary_dim == 8
-    for key in ("swa_rope_theta", "my_key", "sliding_window"):  # without a model_type, all keys must be understood
+def test_without_a_model_type_all_keys_are_understood():
+    for key in ("swa_rope_theta", "my_key", "sliding_window"):
         with pytest.raises(ValueError, match=f"the key {key} = True is not known or not used here"):
-            rotary_from_config({k: x for k, x in mine.items() if k != "model_type"} | {key: True}, layout="half")
+            rotary_from_config({"head_dim": 8, "num_hidden_layers": 1, key: True}, layout="half")
 
 
 def test_keys_that_speak_of_positions():
@@ -74,121 +67,83 @@ def test_keys_that_speak_of_positions():
         assert rotary_from_config(llama(**{key: 512})) == rotary_from_config(llama())
 
 
-def test_the_base_that_no_key_says():
-    """10,000 by the rule, the model's own where it is known, and an error where it cannot be."""
-    base = {"head_dim": 64, "num_hidden_layers": 1}
-    usual = {"llama": 1e4, "mixtral": 1e6, "qwen3_moe": 1e4, "helium": 1e5, "smollm3": 2e6, "qwen2": 1e4}
-    for name, theta in usual.items():
-        close(rotary_from_config(base | {"model_type": name}).layers[0].frequencies, plain(64, theta))
-    close(rotary_from_config(base, layout="half").layers[0].frequencies, plain(64, 1e4))
-    for keys, match in (
+FOUR = {"head_dim": 8, "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "rotated"),
+    [
+        ("moonshine", {"head_dim": 52}, [46] * 4),  # of 46.8, rounded down
+        ("codegen", {"head_dim": 128}, [64] * 4),
+        ("gptj", {"rotary_dim": 4, "rotary": True}, [4] * 4),
+        ("cohere2", {"sliding_window": 64}, [8, 8, 8, 0]),
+        ("cohere2", {"sliding_window": None}, [8, 8, 8, 0]),
+        ("afmoe", {"global_attn_every_n_layers": 3}, [8, 8, 0, 8]),
+    ],
+)
+def test_the_features_that_rotate(name, keys, rotated):
+    assert widths(rotary_from_config(FOUR | {"model_type": name} | keys)) == rotated
+
+
+def test_old_settings_of_olmo_3_scale_full_attention_alone():
+    old = {"model_type": "olmo3", "rope_theta": 7e5, "transformers_version": "4.57.0"}
+    old |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    *sliding, full = (layer.frequencies for layer in rotary_from_config(FOUR | old).layers)
+    close(full, plain(8, 7e5) / 2)
+    for f in sliding:
+        close(f, plain(8, 7e5))
+
+
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
         ({"model_type": "dbrx"}, "rope_theta is missing"),
         (
             {"rope_parameters": {"rope_theta": None}},
             "rope_theta must have a value or be left out for 10000.0, got null",
         ),
-    ):
-        with pytest.raises(ValueError, match=match):
-            rotary_from_config(base | keys, layout="half")
+    ],
+)
+def test_the_base_that_no_key_says(keys, match):
+    with pytest.raises(ValueError, match=match):
+        rotary_from_config(FOUR | keys, layout="half")
+    close(rotary_from_config(FOUR, layout="half").layers[0].frequencies, plain(8, 1e4))
 
 
-def test_the_layer_types_that_no_key_says():
-    base = {"head_dim": 64, "num_hidden_layers": 13, "rope_theta": 7e5}
-    full = {"gemma3_text": 6, "gemma3n_text": 5, "t5gemma2_text": 6, "t5gemma2_decoder": 6}
-    for name, period in full.items():
-        layers = rotary_from_config(base | {"model_type": name}).layers
-        assert [layer.frequencies == layers[period - 1].frequencies for layer in layers] == [
-            (i + 1) % period == 0 for i in range(13)
-        ], name
-    scaling = {"rope_type": "linear", "factor": 2.0}
-    layers = rotary_from_config(
-        base | {"model_type": "olmo3", "rope_scaling": scaling, "transformers_version": "4.57.0"}
-    ).layers
-    for i, layer in enumerate(layers):
-        close(layer.frequencies, plain(64, 7e5) / (2 if i % 4 == 3 else 1))
-    base = {"head_dim": 64, "num_hidden_layers": 9}
-    for name in ("cohere2", "afmoe", "exaone4", "exaone_moe"):
-        layers = rotary_from_config(base | {"model_type": name, "sliding_window": 64}).layers
-        assert [layer.rotary_dim == 0 for layer in layers] == [False, False, False, True] * 2 + [False], name
-    key = {"model_type": "afmoe", "global_attn_every_n_layers": 3}
-    assert rotary_from_config(base | key).layers[2].rotary_dim == 0
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_by_name(name):
+    assert name not in MODELS
+    for config in (llama(model_type=name), {"model_type": "my_wrapper", "text_config": llama(model_type=name)}):
+        with pytest.raises(ValueError) as e:
+            rotary_from_config(config, layout="half")
+        assert str(e.value) == f"rotary_from_config: model_type {name!r} is not read: {REFUSED[name]}"
 
 
-def test_the_share_that_no_key_says():
-    base = {"head_dim": 128, "num_hidden_layers": 1}
-    shares = {"gpt_neox": 0.25, "stablelm": 0.25, "phi3": 1.0, "llama": 1.0, "minimax_m2": 1.0}
-    shares |= dict.fromkeys("codegen glm glm4 glm4_moe gptj nemotron phi".split(), 0.5)
-    for name, share in shares.items():
-        assert rotary_from_config(base | {"model_type": name}).layers[0].rotary_dim == 128 * share, name
-    gptj = {"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 1, "rotary_dim": 32, "rotary": True}
-    assert (rotary_from_config(gptj).layers[0].head_dim, rotary_from_config(gptj).layers[0].rotary_dim) == (256, 32)
+# Types whose keys are their own: the tests of configs read them.
+ELSEWHERE = """
+baichuan codegen deepseek_ocr2_text deepseek_v4 dots3_note_audio_encoder dots3_note_text esm glm4_moe_lite glm5_next_text
+gptj granitemoehybrid hrm_text hy_v4_vl_text jamba kimi_linear longcat_flash mistral_large4_text mllama_text_model
+nemotron_h qwen roformer unlimited_ocr_text zamba2
+""".split()
 
 
-def test_what_is_refused_by_name():
-    assert len(REFUSED) > 120 and not {*REFUSED} & {*MODELS}
-    for name, reason in REFUSED.items():
-        for config in (llama(model_type=name), {"model_type": "my_wrapper", "text_config": llama(model_type=name)}):
-            with pytest.raises(ValueError) as e:
-                rotary_from_config(config, layout="half")
-            assert str(e.value) == f"rotary_from_config: model_type {name!r} is not read: {reason}"
-    tower = {"model_type": "paddleocr_vl", "patch_size": 14, "head_dim": 72, "num_hidden_layers": 2}
-    with pytest.raises(ValueError, match="model_type 'paddleocr_vl' is not known"):
-        rotary_from_config(tower)
-
-
-# What some types need or refuse, beside the settings of the test below.
-SPECIAL = {
-    "baichuan": {"hidden_size": 4096},
-    "deepseek_v4": {
-        "head_dim": 24,
-        "layer_types": ["sliding_attention", "compressed_sparse_attention"],
-        "rope_parameters": dict.fromkeys(("main", "compress"), {"rope_theta": 123.0, "partial_rotary_factor": 1 / 3}),
-    },
-    "mistral_large4_text": {"num_attention_heads": 4},
-    "deepseek_ocr2_text": {"hidden_size": 256, "num_attention_heads": 2},
-    "unlimited_ocr_text": {"hidden_size": 256, "num_attention_heads": 2},
-    "dots3_note_audio_encoder": {"hidden_size": 256, "num_attention_heads": 2},
-    "granitemoehybrid": {"position_embedding_type": "rope"},
-    "glm4_moe_lite": {"head_dim": 8},
-    "esm": {"position_embedding_type": "rotary", "rope_parameters": None, "rope_theta": 123.0},
-    "hy_v4_vl_text": {"qk_rope_head_dim": 64, "rope_parameters": {"rope_theta": 123.0}},
-    "hrm_text": {"num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 1},
-    "kimi_linear": {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8},
-    "glm5_next_text": {"qk_nope_head_dim": 24, "qk_rope_head_dim": 0, "head_dim": 0},
-    "longcat_flash": {"head_dim": 8},
-    "mllama_text_model": {"cross_attention_layers": []},
-    "qwen": {"rope_parameters": None, "rotary_emb_base": 123.0, "seq_length": 16},
-    **dict.fromkeys(("codegen", "gptj", "roformer"), {"rope_parameters": None}),
-    "zamba2": {"use_mem_rope": True, "layer_types": ["hybrid", "mamba"]},
-}
-
-
-def test_every_model_type_reads():
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - ELSEWHERE))
+def test_every_model_type_reads(name):
     """With settings that none has for a default, so that no entry of the table is without use."""
-    without = set()
-    for name, model in MODELS.items():
-        config = {"model_type": name, "head_dim": 128, "num_hidden_layers": 2}
-        config |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8} if model.latent else {}
-        settings = {"rope_type": "default", "rope_theta": 123.0}
-        if model.query_scale == "beta":
-            settings |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}
-        if model.sections or model.partial:
-            share = sum(model.sections) / 64 if model.sections else 0.5
-            settings |= {"partial_rotary_factor": share}
-        if model.needs_layer_types or model.nested or model.thetas or model.sliding_only or model.pattern:
-            config["layer_types"] = ["sliding_attention", "full_attention"]
-        if model.nested or model.thetas:
-            settings = {"sliding_attention": settings, "full_attention": settings}
-        plan = rotary_from_config(config | {"rope_parameters": settings} | SPECIAL.get(name, {}), length=9)
-        assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan, name
-        first = plan.layers[0]
-        heads = {"hy_v4_vl_text": 80, "dots3_note_text": 256, "kimi_linear": 24, "glm5_next_text": 24}
-        assert first.head_dim == heads.get(name, 24 if model.latent else 128), name
-        if not first.rotary_dim:
-            without.add(name)
-        elif name not in ("codegen", "gptj", "roformer"):
-            assert abs(first.frequencies.angular[1]) == pytest.approx(123 ** (-2 / first.rotary_dim)), name
-    assert without == {"jamba", "glm5_next_text", "kimi_linear", "nemotron_h"}
+    model, rope = MODELS[name], {"rope_type": "default", "rope_theta": 123.0}
+    config = {"model_type": name, "head_dim": 128, "num_hidden_layers": 2}
+    config |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8} if model.latent else {}
+    if model.query_scale == "beta":
+        rope |= {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 4096}
+    if model.sections or model.partial:
+        rope |= {"partial_rotary_factor": sum(model.sections) / 64 if model.sections else 0.5}
+    if model.needs_layer_types or model.nested or model.thetas or model.sliding_only or model.pattern:
+        config["layer_types"] = ["sliding_attention", "full_attention"]
+    if model.nested or model.thetas:
+        rope = dict.fromkeys(config["layer_types"], rope)
+    first, _ = rotary_from_config(config | {"rope_parameters": rope}, length=9).layers
+    assert first.head_dim == (24 if model.latent else 128)
+    assert abs(first.frequencies.angular[1]) == pytest.approx(123 ** (-2 / first.rotary_dim))
 
 
 def test_the_site_says_of_which_types_a_value_is_recorded(monkeypatch):
@@ -198,14 +153,3 @@ def test_the_site_says_of_which_types_a_value_is_recorded(monkeypatch):
     assert configs.RECORDED.keys() <= held and MODELS.keys() - held <= configs.OTHERS.keys()
     *_, with_value, without = model_types.census()
     assert [{*re.findall(r"`([\w-]+)`", row)} for row in (with_value, without)] == [held, MODELS.keys() - held]
-
-
-def test_a_share_of_a_head_is_rounded_down():
-    moonshine = {"model_type": "moonshine", "head_dim": 52, "num_hidden_layers": 1}
-    for given in (moonshine, moonshine | {"partial_rotary_factor": 0.9}):  # 46.8
-        assert rotary_from_config(given).layers[0].rotary_dim == 46
-
-
-def test_a_null_window_leaves_the_pattern():
-    cohere = {"model_type": "cohere2", "head_dim": 16, "num_hidden_layers": 4, "sliding_window": None}
-    assert [layer.rotary_dim == 0 for layer in rotary_from_config(cohere).layers] == [False, False, False, True]

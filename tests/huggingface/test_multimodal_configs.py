@@ -12,31 +12,16 @@ from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS
 CASES = recorded.cases("hf_multimodal")
 
 
-def positions_of(case, **changed):
-    grids = {f"{kind}_grids": case[f"{kind}_grids"] for kind in ("image", "video")}
-    given = {"video_seconds": case["video_seconds"]} if case.get("video_seconds") else {}
-    tokens, mask = np.array(case["tokens"]), np.array(case["mask"])
-    return hf.positions_from_tokens(case["config"], tokens, **grids | given | {"mask": mask} | changed)
-
-
 @pytest.mark.parametrize("model", MULTIMODAL)
 def test_positions_are_those_of_transformers(model):
     cases = [case for case in CASES if case["config"]["model_type"] == model]
     assert len(cases) > 1
     for case in cases:
-        got = positions_of(case)
+        given = {"video_seconds": case["video_seconds"]} if case.get("video_seconds") else {}
+        given |= {name: case[name] for name in ("image_grids", "video_grids")} | {"mask": np.array(case["mask"])}
+        got = hf.positions_from_tokens(case["config"], np.array(case["tokens"]), **given)
         assert got.dtype == (np.float32 if model.startswith("qwen3_omni") else np.int32)
         np.testing.assert_array_equal(got, case["positions"])
-
-
-def test_what_is_recorded():
-    """Padding on both sides, keys that are missing and keys that are not, and videos longer than their sides."""
-    masks = [row for case in CASES for row in case["mask"]]
-    assert any(row[0] < row[-1] for row in masks) and any(row[0] > row[-1] for row in masks)
-    assert {len(case["config"]) > 3 for case in CASES} == {False, True}
-    for omni in (True, False):  # a grid of n frames reaches n or more positions: "side" and "maximum" differ
-        of_omni = [case for case in CASES if ("omni_thinker" in case["config"]["model_type"]) == omni]
-        assert any(t > max(h, w) for case in of_omni for t, h, w in case["video_grids"])
 
 
 def test_the_table_is_complete():
@@ -46,27 +31,12 @@ def test_the_table_is_complete():
     assert wholes == set()
 
 
-def test_the_whole_config_of_an_omni_model():
-    case = next(c for c in CASES if c["config"]["model_type"] == "qwen3_omni_moe_thinker" and len(c["config"]) > 3)
-    whole = {"model_type": "qwen3_omni_moe", "thinker_config": case["config"]}
-    np.testing.assert_array_equal(positions_of(case | {"config": whole}), case["positions"])
-    assert positions_of(case | {"config": type("C", (), {"to_dict": lambda _: whole})()}).shape[-1] == 3
-
+# What a config and its tokens say, by hand
 
 OMNI = {"model_type": "qwen2_5_omni", "thinker_config": {"video_token_index": 9, "audio_token_index": 8}}
 ROW = np.array([1, 2, 3, *[9] * 12, 4, 5, 6])
-GRIDS = {"video_grids": [(3, 4, 4)], "video_seconds": [2.0]}
-
-
-def test_text_after_the_video_of_an_omni_model_stands_above_its_frames():
-    frames = [[3 + 50 * t, 3 + y, 3 + x] for t in range(3) for y in range(2) for x in range(2)]
-    want = [[i] * 3 for i in (0, 1, 2)] + frames + [[i] * 3 for i in (104, 105, 106)]
-    for family in ("qwen2_5_omni", "qwen3_omni_moe"):
-        thinker = {"video_token_id": 9, "position_id_per_seconds": 25}
-        got = hf.positions_from_tokens({"model_type": family, "thinker_config": thinker}, ROW, **GRIDS)
-        np.testing.assert_array_equal(got, want)
-    qwen2 = hf.positions_from_tokens({"model_type": "qwen2_vl", "video_token_id": 9}, ROW, video_grids=[(3, 4, 4)])
-    assert qwen2.tolist()[-3:] == [[i] * 3 for i in (5, 6, 7)]
+VIDEO = {"video_grids": [(3, 4, 4)]}
+TIMED = VIDEO | {"video_seconds": [2.0]}
 
 
 @pytest.mark.parametrize("seconds", [2 / 25, 2 / 3])
@@ -74,79 +44,66 @@ def test_times_are_float32_products_in_the_order_of_the_model(seconds):
     row, grids = np.full(30, 9), {"video_grids": [(30, 2, 2)], "video_seconds": [seconds]}
     vl = {"model_type": "qwen2_5_vl", "video_token_id": 9, "vision_config": {"tokens_per_second": 25}}
     omni = {"model_type": "qwen2_5_omni_thinker", "video_token_id": 9}
-    t, rate, rounded = np.arange(30, dtype=np.float32), np.float32(25), np.float32(seconds)
-    by_rate, by_seconds = np.floor(t * (rate * rounded)), np.floor(t * rounded * rate)
-    np.testing.assert_array_equal(np.asarray(hf.positions_from_tokens(vl, row, **grids))[:, 0], by_rate)
-    np.testing.assert_array_equal(np.asarray(hf.positions_from_tokens(omni, row, **grids))[:, 0], by_seconds)
-    if seconds == 2 / 25:  # two frames of 25 a second
-        assert (by_rate[5], by_seconds[5]) in ((10, 9), (9, 10))
-    else:  # not so if the seconds are not rounded first
-        assert by_rate[15] != np.floor(t * np.float32(25 * seconds))[15]
+    t, rate, step = np.arange(30, dtype=np.float32), np.float32(25), np.float32(seconds)
+    for config, want in ((vl, t * (rate * step)), (omni, t * step * rate)):
+        got = np.asarray(hf.positions_from_tokens(config, row, **grids))[:, 0]
+        np.testing.assert_array_equal(got, np.floor(want))
 
 
-def test_audio_is_like_text():
-    audio = np.array([1, 2, 8, 8, 8, 3])
-    assert hf.positions_from_tokens(OMNI, audio).tolist() == [[i] * 3 for i in range(6)]
-
+# What is refused
 
 QWEN = {"model_type": "qwen2_vl", "image_token_id": 9, "video_token_id": 8}
-QWEN3 = QWEN | {"model_type": "qwen3_vl"}
-GLM = {"model_type": "glm4v", "image_token_id": 9}
 IMAGE = {"image_grids": [(1, 4, 6)]}
-MIXED = np.array([1, 2, 9, 9, 8, 8, 9, 9, 3, 4])
+BOTH = np.array([1, 2, 9, 9, 8, 8, 9, 9, 3, 4])
 TWO = {"video_grids": [(2, 2, 4)], "video_seconds": [1.0]}
 
 
 @pytest.mark.parametrize(
-    ("config", "tokens", "given", "error", "match"),
+    ("config", "error", "match"),
     [
-        ([QWEN], ROW, {}, TypeError, "positions_from_tokens: config must be a mapping or have to_dict"),
-        ({}, ROW, {}, ValueError, "model_type is missing: it says how a model places images and videos"),
-        ({"model_type": "", "spatial_merge_size": 2}, ROW, {}, ValueError, "model_type '' is not known .* write that type in its place"),
-        ({"model_type": "qwen2_vl_text"}, ROW, {}, ValueError, "model_type 'qwen2_vl_text' is not known"),
-        ({"model_type": "hunyuan_vl"}, ROW, {}, ValueError, "model_type 'hunyuan_vl' is not read: its positions have four coordinates"),
-        ({"model_type": "minicpmv4_7"}, ROW, {}, ValueError, "model_type 'minicpmv4_7' is not read"),
-        ({"model_type": "qwen2_5_omni"}, ROW, {}, ValueError, "thinker_config is missing"),
-        ({"model_type": "qwen2_5_omni", "thinker_config": QWEN}, ROW, {}, ValueError, "thinker_config.model_type must be 'qwen2_5_omni_thinker', got 'qwen2_vl'"),
-        (QWEN | {"image_token_id": "<image>"}, ROW, {}, TypeError, "image_token_id must be an integer, got str"),
-        (QWEN | {"image_token_index": 5}, ROW, {}, ValueError, "image_token_id = 9 contradicts image_token_index = 5"),
-        (QWEN | {"video_token_id": 9}, ROW, {}, ValueError, "the token of video must differ from that of image, got 9"),
-        (QWEN | {"vision_config": {"spatial_merge_size": 0}}, ROW, IMAGE, ValueError, "vision_config.spatial_merge_size must be at least 1, got 0"),
-        (QWEN | {"vision_config": {"spatial_merge_size": 5}}, ROW, IMAGE, ValueError, r"image_grids\[0\] must be .* multiples of spatial_merge_size=5"),
-        (QWEN | {"vision_config": 2}, ROW, IMAGE, TypeError, "vision_config must be a mapping, got int 2"),
-        (QWEN, ROW, IMAGE, ValueError, r"image_grids\[0\] must have 6 placeholders, got 12 in tokens\[3:15\]"),
-        (QWEN, ROW, {}, ValueError, r"image_grids must have a grid for tokens\[3:15\]"),
-        (QWEN, ROW[:3], IMAGE, ValueError, r"image_grids\[0\] must have 6 placeholders in tokens, got none"),
-        (QWEN, ROW, {"video_grids": [(3, 4, 4)], "video_seconds": [1.0]}, ValueError, r"video_seconds must not be given: the model does not read them, got \[1.0\]"),
-        (QWEN3 | {"video_token_id": 9, "image_token_id": 8}, ROW, {"video_grids": [(3, 4, 4)]}, ValueError, r"frame 0 of video_grids\[0\] must have 4 placeholders, got 12"),
-        (GLM, ROW, {"video_grids": [(3, 4, 4)]}, ValueError, "image_grids must have a grid"),
-        ({"model_type": "glm_image"}, ROW, {"video_grids": [(3, 4, 4)]}, ValueError, "video_grids must be empty: the model takes no videos, got 1"),
-        ({"model_type": "ernie4_5_vl_moe"}, ROW, {"video_grids": [(3, 4, 4)]}, ValueError, r"video_grids\[0\] must have a time that is a multiple of 2, got \(3, 4, 4\)"),
-        (OMNI, ROW, {"video_grids": [(3, 4, 4)]}, ValueError, "video_seconds must be given: the times of frames depend on them"),
-        (OMNI, ROW, GRIDS | {"video_seconds": [1.0, 2.0]}, ValueError, "video_seconds must have 1 numbers, as video_grids has, got 2"),
-        (OMNI, ROW, GRIDS | {"video_seconds": [0.0]}, ValueError, r"video_seconds\[0\] must be positive, got 0.0"),
-        (OMNI, ROW, GRIDS | {"video_seconds": [1e9]}, ValueError, "positions must fit into int32, got up to 50000000000"),
-        ({"model_type": "qwen2_5_vl", "video_token_id": 9, "vision_config": {"tokens_per_second": 3e38}}, ROW, GRIDS, ValueError, r"vision_config.tokens_per_second times the seconds of video_grids\[0\] must be from"),
-        (OMNI, MIXED[[0, 1, 2, 3, 4, 5, 8]], TWO, ValueError, r"video_grids\[0\] must have 4 placeholders, got 2 in tokens\[2:4\] to tokens\[4:6\]"),
-        (OMNI, MIXED[1:], TWO, ValueError, r"tokens\[0:1\] must have two tokens that end, and two that start, a video with audio"),
-        (OMNI | {"thinker_config": {"video_token_id": 9, "image_token_id": 8}}, MIXED, TWO, ValueError, "must have text between placeholders, unless they are those of a video and its audio"),
+        ([QWEN], TypeError, "positions_from_tokens: config must be a mapping or have to_dict"),
+        ({}, ValueError, "model_type is missing: it says how a model places images and videos"),
+        ({"model_type": ""}, ValueError, "model_type '' is not known .* write that type in its place"),
+        ({"model_type": "hunyuan_vl"}, ValueError, "model_type 'hunyuan_vl' is not read: its positions have four coordinates"),
+        ({"model_type": "qwen2_5_omni"}, ValueError, "thinker_config is missing"),
+        ({"model_type": "qwen2_5_omni", "thinker_config": QWEN}, ValueError, "thinker_config.model_type must be 'qwen2_5_omni_thinker', got 'qwen2_vl'"),
+        (QWEN | {"image_token_id": "<image>"}, TypeError, "image_token_id must be an integer, got str"),
+        (QWEN | {"image_token_index": 5}, ValueError, "image_token_id = 9 contradicts image_token_index = 5"),
+        (QWEN | {"video_token_id": 9}, ValueError, "the token of video must differ from that of image, got 9"),
+        (QWEN | {"vision_config": {"spatial_merge_size": 0}}, ValueError, "vision_config.spatial_merge_size must be at least 1, got 0"),
+        (QWEN | {"vision_config": {"spatial_merge_size": 5}}, ValueError, r"image_grids\[0\] must be .* multiples of spatial_merge_size=5"),
+        (QWEN | {"vision_config": 2}, TypeError, "vision_config must be a mapping, got int 2"),
+        (QWEN, ValueError, r"image_grids\[0\] must have 6 placeholders, got 12 in tokens\[3:15\]"),
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_refused(config, tokens, given, error, match):
+def test_configs_that_are_refused(config, error, match):
     with pytest.raises(error, match=match):
-        hf.positions_from_tokens(config, tokens, **given)
+        hf.positions_from_tokens(config, ROW, **IMAGE)
 
 
 @pytest.mark.parametrize(
-    ("key", "word"),
-    [("spatial_merge_size", "spatial_merge_sizes"), ("tokens_per_second", "tokens_per_seconds"), ("tokens_per_second", "tokensPerSecond")],
+    ("config", "given", "match"),
+    [
+        (QWEN, IMAGE | {"tokens": ROW[:3]}, r"image_grids\[0\] must have 6 placeholders in tokens, got none"),
+        (QWEN, TIMED, r"video_seconds must not be given: the model does not read them, got \[2.0\]"),
+        ({"model_type": "glm_image"}, VIDEO, "video_grids must be empty: the model takes no videos, got 1"),
+        ({"model_type": "ernie4_5_vl_moe"}, VIDEO, r"video_grids\[0\] must have a time that is a multiple of 2, got \(3, 4, 4\)"),
+        (OMNI, VIDEO, "video_seconds must be given: the times of frames depend on them"),
+        (OMNI, VIDEO | {"video_seconds": [0.0]}, r"video_seconds\[0\] must be positive, got 0.0"),
+        (OMNI, VIDEO | {"video_seconds": [1e9]}, "positions must fit into int32, got up to 50000000000"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {"tokens_per_second": 3e38}}, TIMED, r"vision_config.tokens_per_second times the seconds of video_grids\[0\] must be from"),
+        (OMNI, TWO | {"tokens": BOTH[[0, 1, 2, 3, 4, 5, 8]]}, r"video_grids\[0\] must have 4 placeholders, got 2 in tokens\[2:4\] to tokens\[4:6\]"),
+        (OMNI, TWO | {"tokens": BOTH[1:]}, r"tokens\[0:1\] must have two tokens that end, and two that start, a video with audio"),
+        (OMNI | {"thinker_config": {"video_token_id": 9, "image_token_id": 8}}, TWO | {"tokens": BOTH}, "must have text between placeholders, unless they are those of a video and its audio"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {"spatial_merge_sizes": 2}}, TIMED, "spatial_merge_sizes = 2 is near spatial_merge_size, which the model reads: write"),
+        ({"model_type": "qwen2_5_vl", "vision_config": {"tokensPerSecond": 2}}, TIMED, "tokensPerSecond = 2 is near tokens_per_second, which the model reads: write"),
+    ],
+    ids=str,
 )  # fmt: skip
-def test_a_misspelled_key_of_the_tower(key, word):
-    """The default would count other patches, or other times."""
-    config, tokens = {"model_type": "qwen2_5_vl", "vision_config": {word: 2}}, [7, 151656, 151656, 8]
-    with pytest.raises(ValueError, match=f"the key {word} = 2 is near {key}, which the model reads: write {key}"):
-        hf.positions_from_tokens(config, np.array(tokens), video_grids=[(2, 2, 2)], video_seconds=[2.0])
+def test_tokens_and_grids_that_are_refused(config, given, match):
+    with pytest.raises(ValueError, match=match):
+        hf.positions_from_tokens(config, **{"tokens": ROW} | given)
 
 
 def test_tokens_are_known():
