@@ -103,8 +103,8 @@ def _check_base_kept(settings: Values, default: float | None) -> None:
     Files from before 2024 may have none; they say `type` in rope_scaling.
     """
     message = (
-        "{}rope_theta is missing beside rope_type = {!r}: transformers takes {}, which a model may not have been trained "
-        "with: write its base"
+        "{}rope_theta is missing beside rope_type = {!r}: transformers takes {}, which the model may not "
+        "have been trained with: write its base"
     )
     fits = settings.name == RAW[0] and not settings.look_up("rope_type") or rope_type_of(settings) == "default"
     require(fits, message, settings.label, rope_type_of(settings), default)
