@@ -262,7 +262,7 @@ def facts_of(config_class):
         result["rope"] = rope
     result |= _bases(config_class, rope)
     result["names"] = {k: x for k, x in config_class.attribute_map.items() if {k, x} & {*SIZES}}
-    result["keys"] = sorted(keys)
+    result["keys"] = sorted(keys - result["defaults"].keys())
     result |= _layers(config_class, keys_of(config_class))
     result |= {"layout": _layout(code)} | _probes(config_class, config)
     if any("interleaved_mrope" in _source(x) for x in code) and "sections" in result:
@@ -277,7 +277,7 @@ def _bases(config_class, rope):
     """What settings without a base get, and the keys of old configs that become one, or a share."""
     result, kinds = {}, _by_type(rope)
     given = {"rope_type": "linear", "factor": 2.0}
-    given = given if [*kinds] == [""] else dict.fromkeys(kinds, given)
+    given = given if [*kinds] == [""] else {kind: dict(given) for kind in kinds}
     usual = {kind: (own or {}).get("rope_theta") for kind, own in kinds.items()}
     for name, key in {"theta": "rope_parameters", "theta_in_scaling": "rope_scaling"}.items():
         config = made(config_class, **{key: given})
