@@ -7,13 +7,13 @@ change beside the file, as Markdown.
 """
 
 import copy
-import dataclasses
 import difflib
 import functools
-import importlib.util
 import inspect
+import itertools
 import json
 import logging
+import os
 import re
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 
 import torch
 import transformers
-from embeddings import keys_of, modeling_of, new_embedding
+from embeddings import keys_of, modeling_of
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -59,6 +59,7 @@ BASES = (
     "compress_rope_theta", "rope_base", "rope_global_base_freq",
 )  # fmt: skip
 SHARES = {"partial_rotary_factor": 0.5, "rotary_pct": 0.5, "rotary_emb_fraction": 0.5, "rotary_dim": 32}
+LAYERS = 13  # of which a pattern of layer types is read
 # Keys that every class takes, and the words of names of keys that speak of positions.
 TAKEN = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings"}
 WORDS = set(
@@ -123,8 +124,10 @@ def _is_for(model, config_class):
 
 def rotates(config_class):
     """Whether the models of a config class have rotary code of their own, and heads."""
-    heads = "num_attention_heads" in keys_of(config_class) or config_class.model_type in ("efficientloftr",)
-    return heads and any(ROTARY.search(_source(x)) for x in code_of(config_class))
+    config = made(config_class)
+    if hasattr(config, "qk_rope_head_dim"):
+        return True
+    return hasattr(config, "num_attention_heads") and any(ROTARY.search(_source(x)) for x in code_of(config_class))
 
 
 # Facts of one type
@@ -176,77 +179,114 @@ def _head_dim(config_class, config):
     return result
 
 
-def _pattern(config_class, key=None, period=None):
-    """The pattern of layer types that a class makes for 13 layers, as posenc_jax.hf describes it."""
-    depth = "num_hidden_layers"
-    types = _layer_types(made(config_class, **{depth: 13}, **({key: period} if key else {})))
-    kinds = sorted({*types} - {"full_attention"})
-    if not types or not kinds:
+def _pattern(config_class, **settings):
+    """The pattern of layer types that a class makes for 13 layers, as posenc_jax.hf describes it, or the types."""
+    types = _layer_types(made(config_class, num_hidden_layers=LAYERS, **settings))
+    kinds = sorted({*types})
+    if not kinds or kinds == ["full_attention"]:
         return None
-    if len(types) == 13 and len(kinds) == 1:
-        for last in (False, True):
-            for size in range(2, 13):
-                for phase in range(size):
-                    made_up = ["full_attention" if (i + phase) % size == 0 or last and i == 12 else kinds[0] for i in range(13)]
-                    if made_up == types:
-                        return {"period": size, "phase": phase, "other": kinds[0], "last": last}
-    return types[0] if len({*types}) == 1 else types
+    if len(kinds) == 1:
+        return kinds[0]
+    for full in sorted(kinds, key=lambda kind: (kind != "full_attention", kind)):
+        other = next(kind for kind in kinds if kind != full)
+        for last, period in itertools.product((False, True), range(2, LAYERS)):
+            for phase in range(period):
+                fits = ((i + phase) % period == 0 or last and i == LAYERS - 1 for i in range(LAYERS))
+                if [full if fit else other for fit in fits] == types:
+                    return {"period": period, "phase": phase, "other": other, "last": last, "full": full}
+    return types
 
 
 def _layers(config_class, keys):
     pattern = _pattern(config_class)
-    if isinstance(pattern, dict):
-        named = [key for key in sorted(keys) if re.search("pattern|interval|every|group_size|freq", key)]
-        named = [key for key in named if _pattern(config_class, key, 3) != pattern]
-        return {"pattern": pattern | ({"key": named[0]} if named else {})}
-    return {"layer_types": pattern} if pattern else {}
+    if not isinstance(pattern, dict):
+        return {"layer_types": pattern} if pattern else {}
+    for key in sorted(keys):
+        if re.search("pattern|interval|every|group_size|freq", key):
+            other = _pattern(config_class, **{key: pattern["period"] + 1})
+            if isinstance(other, dict) and other["period"] == pattern["period"] + 1:
+                pattern["key"] = key
+                break
+    usual = {"last": False, "full": "full_attention", "phase": 1, "other": "sliding_attention"}
+    return {"pattern": {key: value for key, value in pattern.items() if usual.get(key) != value}}
 
 
 def _layout(code):
     """Which features make a pair, as the functions that rotate say."""
-    names = {x.__name__ for x in code}
-    if "apply_rotary_pos_emb_interleave" in names:
+    if any(x.__name__ == "apply_rotary_pos_emb_interleave" for x in code):
         return "interleaved"
     for function in code:
         if function.__name__.startswith("rotate_half"):
             quarter = function(torch.arange(1.0, 9.0)[None, None, None]).flatten().tolist()
             return {2.0: "interleaved", 5.0: "half"}[abs(quarter[0])]
-    text = "".join(map(_source, code))
-    if re.search(r"view_as_complex|rotate_every_two|torch\.stack\(\[-\w+\[\.\.\., 1::2\]", text):
+    text = "".join(_source(x) for x in code if re.search("rot|rope|Attention", x.__name__))
+    if re.search(r"view_as_complex|rotate_every_two|stack_freqs|\.\.\., (0)?::2\]", text):
         return "interleaved"
-    return None
+    return "half" if "chunk(" in text else None
 
 
-def _spectra(config):
-    """The frequencies of a config's rotary embedding."""
-    embedding = new_embedding(config)
-    return {name: x.float() for name, x in embedding.named_buffers() if name.endswith("inv_freq")}, embedding
+def _embedding(config, code):
+    """The rotary embedding in the code of a config's models; the name of its class is most like the config's."""
+    found = [x for x in code if x.__name__.endswith("RotaryEmbedding")]
+    name = type(config).__name__
+    return max(found, key=lambda x: (len(os.path.commonprefix([x.__name__, name])), -len(x.__name__)))(config)
 
 
-def _probes(config_class, config):
-    """What the rotary embedding does with settings: shares, coordinates."""
-    result = {}
+def _probes(config, code):
+    """What the rotary embedding does with settings: of layer types, shares, coordinates."""
+    embeddings, kinds = {}, [kind for kind in _by_type(_rope(config)) if kind] or sorted({*_layer_types(config)})
+    for share in (None, 1.0, 0.25):
+        settings = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share}
+        for flat in (True, False):
+            try:
+                given = config if share is None else copy.deepcopy(config)
+                if share is not None:
+                    given.rope_parameters = settings if flat else {kind: dict(settings) for kind in kinds}
+                embeddings.setdefault(share, _embedding(given, code))
+            except Exception:  # no such class, or settings of the other kind
+                continue
+    found = {share: _widths(embedding) for share, embedding in embeddings.items()}
+    if not found:
+        return {}
+    embedding = embeddings.get(1.0) or next(iter(embeddings.values()))
+    nested = "layer_type" in inspect.signature(embedding.forward).parameters
+    width, sections = max(next(iter(found.values())), default=0), getattr(embedding, "mrope_section", None)
+    sections = next(iter(sections.values())) if isinstance(sections, dict) else sections
+    latent = getattr(config, "qk_rope_head_dim", None) == width and getattr(config, "qk_nope_head_dim", None)
+    result = {
+        "by_layer_type": nested,
+        "partial": found.get(1.0) != found.get(0.25),
+        "latent": bool(latent),
+        "sections": list(sections or ()),
+    }
+    return result | (_order(embedding, nested, kinds) if sections else {})
+
+
+def _widths(embedding):
+    return [2 * len(x) for name, x in embedding.named_buffers() if name.endswith("inv_freq") and "original" not in name]
+
+
+def _order(embedding, nested, kinds):
+    """How pairs are divided among coordinates, by those that the second one rotates."""
+    positions = torch.tensor([0, 1, 0])[:, None, None]
     try:
-        spectra, embedding = _spectra(config)
-    except Exception:  # no such class, or settings without a base
-        return result
-    shared = copy.deepcopy(config)
-    for rope in _by_type(shared.rope_parameters).values() if getattr(shared, "rope_parameters", None) else ():
-        if isinstance(rope, dict):
-            rope["partial_rotary_factor"] = 0.5
-            rope.pop("rotary_dim", None)
-    try:
-        half = _spectra(shared)[0]
-        if any(len(half[name]) < len(x) for name, x in spectra.items()):
-            result["partial"] = True
+        waves = embedding(torch.zeros(1, 1, 8), positions, **({"layer_type": kinds[0]} if nested else {}))
     except Exception:
-        pass
-    width = 2 * max((len(x) for x in spectra.values()), default=0)
-    if getattr(config, "qk_rope_head_dim", None) == width and getattr(config, "qk_nope_head_dim", None):
-        result["latent"] = True
-    if sections := getattr(embedding, "mrope_section", None):
-        result["sections"] = list(sections)
-    return result
+        return {}
+    sines = waves[1].flatten()
+    if len(sines) != len(waves[1][0].flatten()):  # not divided yet
+        return {}
+    pairs = sines[: len(sines) // 2].nonzero().flatten().tolist()
+    step = pairs[1] - pairs[0]
+    return {"interleaved_sections": step == 3, "alternating_sections": step == 2}
+
+
+def _still(name, config_class, code):
+    """The layers of a small model that do not rotate, if there may be any: their types, or their indices of 6."""
+    calls = "".join(_source(x) for x in code if not inspect.isfunction(x))
+    if not re.search(r"if [^\n]*:\n[^\n]*(\n[^\n]*)?apply_rotary|never", calls) and re.search(r"= apply_rot|rotate_|rotary", calls):
+        return {}
+    return {"still": True}
 
 
 def facts_of(config_class):
@@ -258,19 +298,20 @@ def facts_of(config_class):
     if head_dim.pop("head_dim", 0) is None:
         del result["defaults"]["head_dim"]
     result |= head_dim
+    widths = {own["head_dim"] for own in (config.to_dict().get("per_layer_config") or {}).values() if "head_dim" in own}
+    if widths:
+        result["defaults"]["global_head_dim"] = max(widths)
     if rope != {"rope_theta": 10_000.0, "rope_type": "default"}:
         result["rope"] = rope
     result |= _bases(config_class, rope)
     result["names"] = {k: x for k, x in config_class.attribute_map.items() if {k, x} & {*SIZES}}
     result["keys"] = sorted(keys - result["defaults"].keys())
     result |= _layers(config_class, keys_of(config_class))
-    result |= {"layout": _layout(code)} | _probes(config_class, config)
-    if any("interleaved_mrope" in _source(x) for x in code) and "sections" in result:
-        result["interleaved_sections"] = True
+    result |= {"layout": _layout(code)} | _probes(config, code)
     flags = getattr(made(config_class, num_hidden_layers=8), "no_rope_layers", None)
     if flags and 0 in flags:
         result["without_positions"] = [i for i, flag in enumerate(flags) if not flag]
-    return {key: value for key, value in result.items() if value not in ({}, []) and (key, value) != ("layout", "half")}
+    return {key: value for key, value in result.items() if value not in ({}, [], False) and (key, value) != ("layout", "half")}
 
 
 def _bases(config_class, rope):
@@ -286,7 +327,7 @@ def _bases(config_class, rope):
             continue
         bases = {kind: (own or {}).get("rope_theta") for kind, own in _by_type(_rope(config)).items()}
         if bases != usual:
-            result[name] = bases.get("", bases)
+            result[name] = next(iter(bases.values())) if len({*bases.values()}) == 1 else bases
     for name, sentinels, key in (
         ("legacy", dict.fromkeys(BASES, 12_345.0), "rope_theta"),
         ("shares", SHARES, "partial_rotary_factor"),
@@ -334,6 +375,8 @@ def parts_of(config_class):
             names = (*VALUES, "rope_parameters")
             own, usual = _values(part, names), _values(plain, names)
             fact["defaults"] = {name: value for name, value in own.items() if usual.get(name) != value}
+            if fact["defaults"].keys() & {"hidden_size", "num_attention_heads"} and "head_dim" in own:
+                fact["defaults"]["head_dim"] = own["head_dim"]
         other = "llama" if spec.model_type != "llama" else "mistral"
         written = getattr(made(config_class, **{key: {"model_type": other}}), key, None)
         if spec.config_class is not AutoConfig or getattr(written, "model_type", other) != other:
