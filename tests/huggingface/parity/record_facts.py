@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+import forward
 import torch
 import transformers
 from embeddings import keys_of, modeling_of
@@ -165,18 +166,15 @@ def _where(config_class, key, value, name):
 
 
 def _head_dim(config_class, config):
-    """What becomes of head_dim: of another number of heads, and of a null."""
-    heads, hidden = getattr(config, "num_attention_heads", None), getattr(config, "hidden_size", None)
-    result = {}
-    if not isinstance(heads, int) or not isinstance(hidden, int) or getattr(config, "head_dim", None) is None:
-        return result
-    other = made(config_class, num_attention_heads=2 * heads, num_key_value_heads=heads)
-    if getattr(other, "head_dim", None) == hidden // heads // 2 != config.head_dim:
-        result["head_dim"] = None
-    null = made(config_class, head_dim=None)
-    if getattr(null, "head_dim", None) == hidden // heads and "head_dim" not in result:
-        result["null_head_dim"] = "derived"
-    return result
+    """Whether head_dim grows with hidden_size, whether a null means hidden_size / heads, and that of some layers."""
+    heads, hidden, width = (getattr(config, key, None) for key in ("num_attention_heads", "hidden_size", "head_dim"))
+    of_layers = (config.to_dict().get("per_layer_config") or {}).values()
+    result = {"global_head_dim": max((own["head_dim"] for own in of_layers if "head_dim" in own), default=None)}
+    if isinstance(heads, int) and isinstance(hidden, int) and width:
+        result["derived"] = getattr(made(config_class, hidden_size=2 * hidden), "head_dim", None) == 2 * width
+        if not result["derived"] and getattr(made(config_class, head_dim=None), "head_dim", None) == hidden // heads:
+            result["null_head_dim"] = "derived"
+    return {key: value for key, value in result.items() if value}
 
 
 def _pattern(config_class, **settings):
@@ -254,7 +252,7 @@ def _probes(config, code):
     sections = next(iter(sections.values())) if isinstance(sections, dict) else sections
     latent = getattr(config, "qk_rope_head_dim", None) == width and getattr(config, "qk_nope_head_dim", None)
     result = {
-        "by_layer_type": nested,
+        "by_layer_type": nested and bool(kinds),
         "partial": found.get(1.0) != found.get(0.25),
         "latent": bool(latent),
         "sections": list(sections or ()),
@@ -281,37 +279,62 @@ def _order(embedding, nested, kinds):
     return {"interleaved_sections": step == 3, "alternating_sections": step == 2}
 
 
-def _still(name, config_class, code):
-    """The layers of a small model that do not rotate, if there may be any: their types, or their indices of 6."""
-    calls = "".join(_source(x) for x in code if not inspect.isfunction(x))
-    if not re.search(r"if [^\n]*:\n[^\n]*(\n[^\n]*)?apply_rotary|never", calls) and re.search(r"= apply_rot|rotate_|rotary", calls):
+# A condition of a rotation, and one that holds in all layers without a window.
+_IF_ROTATED = re.compile(r"\bif [^\n]*:\n(?:[^\n]*\n)?[^\n]*= apply_rot")
+_WITHOUT_WINDOW = "if self.sliding_window is None or"
+
+
+def _still(name, config, code):
+    """The layers of a small model that do not rotate, if some may not: their types, or their indices."""
+    flags = getattr(made(type(config), num_hidden_layers=8), "no_rope_layers", None) or ()
+    if 0 in flags:
+        return {"without_positions": [i for i, flag in enumerate(flags) if not flag]}
+    conditions = {x[0] for thing in code for x in _IF_ROTATED.finditer(_source(thing))}
+    if hasattr(config, "rope_parameters") and not conditions:
         return {}
-    return {"still": True}
+    try:
+        types, rotates = _run(name)
+    except Exception as error:
+        print(f"{name} is not run forward: {error!r:.100}", file=sys.stderr)
+        return {}
+    if not any(rotates.values()):
+        return {"never": True}
+    still = {types[i] for i, moved in rotates.items() if not moved}
+    if not still:
+        return {}
+    all_rotate = any(_WITHOUT_WINDOW in condition for condition in conditions)
+    return {"types_without_positions": sorted(still), "all_without_window": all_rotate}
 
 
-def facts_of(config_class):
+def _run(name):
+    """The layer types of a small model, and whether its attention layers rotate."""
+    model, calls = forward.make_model(name, "record"), []
+    for rest in (True, False):
+        with forward._recording(model, rest):
+            forward._call(model, [5] * len(forward.POSITIONS), forward.POSITIONS)
+        calls.append({layer: call.query for layer, call in forward._calls.attention.items()})
+    ropes = _by_type(_rope(model.config))
+    types = [kind for kind in _layer_types(model.config)] or [""] * 99
+    return types, {i: bool((x != calls[1][i]).any()) or ropes.get(types[i], 1) is None for i, x in calls[0].items()}
+
+
+def facts_of(name, config_class):
     """The facts of a type, without what is usual."""
-    config, code, keys = made(config_class), code_of(config_class), _keys(config_class)
-    rope = _rope(config)
-    result = {"defaults": _values(config, VALUES)}
-    head_dim = _head_dim(config_class, config)
-    if head_dim.pop("head_dim", 0) is None:
-        del result["defaults"]["head_dim"]
-    result |= head_dim
-    widths = {own["head_dim"] for own in (config.to_dict().get("per_layer_config") or {}).values() if "head_dim" in own}
-    if widths:
-        result["defaults"]["global_head_dim"] = max(widths)
+    config, code = made(config_class), code_of(config_class)
+    defaults, rope = _values(config, VALUES), _rope(config)
+    result = {"defaults": defaults} | _head_dim(config_class, config)
     if rope != {"rope_theta": 10_000.0, "rope_type": "default"}:
         result["rope"] = rope
     result |= _bases(config_class, rope)
     result["names"] = {k: x for k, x in config_class.attribute_map.items() if {k, x} & {*SIZES}}
-    result["keys"] = sorted(keys - result["defaults"].keys())
+    result["keys"] = sorted(_keys(config_class) - defaults.keys())
     result |= _layers(config_class, keys_of(config_class))
-    result |= {"layout": _layout(code)} | _probes(config, code)
-    flags = getattr(made(config_class, num_hidden_layers=8), "no_rope_layers", None)
-    if flags and 0 in flags:
-        result["without_positions"] = [i for i, flag in enumerate(flags) if not flag]
-    return {key: value for key, value in result.items() if value not in ({}, [], False) and (key, value) != ("layout", "half")}
+    result |= {"layout": _layout(code)} | _probes(config, code) | _still(name, config, code)
+    if result.pop("derived", False) or result.get("latent"):
+        defaults.pop("head_dim", None)
+    if result.get("never") or result["layout"] == "half":
+        del result["layout"]
+    return {key: value for key, value in result.items() if value not in ({}, [], False)}
 
 
 def _bases(config_class, rope):
@@ -392,7 +415,7 @@ def facts():
     classes = {name: CONFIG_MAPPING[name] for name in sorted(CONFIG_MAPPING)}
     towers = {name: tower_of(classes[name]) for name in sorted(TOWERS.keys() & classes.keys())}
     composite = {name: x for name, x in classes.items() if x.sub_configs_defaults}
-    types = {name: facts_of(x) for name, x in classes.items() if name not in towers and rotates(x)}
+    types = {name: facts_of(name, x) for name, x in classes.items() if name not in towers and rotates(x)}
     turning, parts, grown = {*types, *towers}, {}, True
     while grown:
         grown = False
