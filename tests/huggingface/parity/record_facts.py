@@ -1,11 +1,11 @@
-"""Writes posenc_jax/hf/facts.json: what the config classes and the code of transformers have for each model type.
+"""Writes posenc_jax/hf/facts.json: what classes and code of transformers do for each model type that no config says.
 
     nox -s parity -- --facts
 
-does, for the installed release; `python tests/huggingface/parity/record_facts.py --diff` prints what that release would
-change beside the file, as Markdown.
+does, for the installed release. `nox -s parity -- --newest` prints, as Markdown, what the newest one would change.
 """
 
+import contextlib
 import copy
 import difflib
 import functools
@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -29,44 +30,65 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc_jax.hf._towers import TOWERS
 
-PATH = Path(__file__).parents[3] / "posenc_jax" / "hf" / "facts.json"
+PATH = Path(forward.hf.__file__).parent / "facts.json"
 ABOUT = {
-    "about": "What config classes and models of transformers do that no config.json contains; what is usual is left out.",
+    "about": "What transformers does for each model type that no config says; what is usual is left out.",
     "command": "nox -s parity -- --facts",
     "transformers": transformers.__version__,
 }
-# Values on which a plan depends, beside rope_parameters.
-SIZES = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "head_dim", "kv_channels", "attention_head_dim",
-    "qk_nope_head_dim", "qk_rope_head_dim", "global_head_dim", "index_head_dim", "indexer_head_dim", "rotary_dim",
-    "max_position_embeddings", "original_max_position_embeddings",
-)  # fmt: skip
-VALUES = SIZES + (
-    "sliding_window", "attention_chunk_size", "partial_rotary_factor", "rope_theta", "rope_interleave",
-    "indexer_rope_interleave", "no_rope_layer_interval", "attn_scale", "floor_scale", "attn_temperature_tuning",
-    "position_embedding_type", "layer_rope_theta", "rotary_pct", "use_mem_rope", "attn_layer_indices", "block_types",
-    "full_attn_idxs", "cross_attention_layers", "compress_rope_theta", "swa_rope_theta", "global_rope_theta",
-    "local_rope_theta", "rope_local_base_freq",
-)  # fmt: skip
-TOWER_VALUES = SIZES[:4] + (
-    "patch_size", "image_size", "window_size", "spatial_merge_size", "temporal_patch_size", "num_register_tokens",
-    "pos_emb_height", "pos_emb_width", "num_position_embeddings", "rope_theta", "fullatt_block_indexes",
-    "global_attn_indexes", "num_attention_layers", "memory_attention_hidden_size", "memory_attention_num_layers",
-    "memory_attention_num_attention_heads", "memory_attention_rope_theta", "memory_attention_downsample_rate",
-    "memory_attention_rope_feat_sizes", "memory_attention_rope_k_sizes",
-)  # fmt: skip
-BASES = (
-    "rope_theta", "rotary_emb_base", "rope_local_base_freq", "global_rope_theta", "local_rope_theta", "swa_rope_theta",
-    "compress_rope_theta", "rope_base", "rope_global_base_freq",
-)  # fmt: skip
-SHARES = {"partial_rotary_factor": 0.5, "rotary_pct": 0.5, "rotary_emb_fraction": 0.5, "rotary_dim": 32}
-LAYERS = 13  # of which a pattern of layer types is read
-# Keys that every class takes, and the words of names of keys that speak of positions.
+SIZES = """
+    num_hidden_layers hidden_size num_attention_heads head_dim kv_channels attention_head_dim qk_nope_head_dim
+    qk_rope_head_dim index_head_dim indexer_head_dim rotary_dim max_position_embeddings original_max_position_embeddings
+""".split()
+# The values of classes on which a plan depends.
+VALUES = {
+    *SIZES,
+    *"""
+    rope_parameters sliding_window attention_chunk_size partial_rotary_factor rotary_pct rope_theta compress_rope_theta
+    rope_interleave indexer_rope_interleave no_rope_layer_interval layer_rope_theta position_embedding_type use_mem_rope
+    attn_scale floor_scale attn_temperature_tuning attn_layer_indices block_types full_attn_idxs cross_attention_layers
+    """.split(),
+    # of towers
+    *"""
+    patch_size image_size window_size spatial_merge_size num_register_tokens num_attention_layers pos_emb_height
+    pos_emb_width num_position_embeddings fullatt_block_indexes global_attn_indexes memory_attention_hidden_size
+    memory_attention_num_layers memory_attention_num_attention_heads memory_attention_rope_theta
+    memory_attention_downsample_rate memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
+    """.split(),
+}
+BASES = """
+    rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta swa_rope_theta compress_rope_theta
+""".split()
+SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction", "rotary_dim"
+READ = {*VALUES, *BASES, *SHARES, "layer_types", "layers_block_type", "no_rope_layers"}
+# Keys that every class takes, and parts of the names of keys that concern positions.
 TAKEN = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings"}
-WORDS = set(
-    "rope rotary rotate theta yarn alibi nope ntk logn xpos mrope fope position positional temperature".split()
+CONCERNS = re.compile(
+    "(^|_)(rope|rotary|rotate|theta|yarn|alibi|nope|ntk|logn|xpos|mrope|fope|position(al)?|temperature)(_|$)"
+    "|layer_type|pattern|_scal|layers_block"
 )
 ROTARY = re.compile(r"rotate_half|rotate_every_two|apply_(multimodal_)?rot|RotaryEmbedding|rotary|RopePosition|\brope_")
+_IF_ROTATED = re.compile(r"\bif [^\n]*:\n(?:[^\n]*\n)?[^\n]*= apply_rot")
+_ALL_WITHOUT_WINDOW = "if self.sliding_window is None or"
+LAYERS = 13  # of which a pattern is read
+
+
+def made(config_class, **settings):
+    """A config, or why there is none."""
+    try:
+        config = config_class(**copy.deepcopy(settings))
+    except Exception as error:
+        return error
+    return _open(config)
+
+
+def _open(config):
+    """A config that gives widths that some layers alone have."""
+    config.allow_global_per_layer_attribute_access = True
+    return config
+
+
+# The code of a type
 
 
 @functools.cache
@@ -80,23 +102,13 @@ def _source(thing):
 @functools.cache
 def _used(thing):
     """The classes and functions of models that the code of a class or function names."""
-    names = vars(sys.modules[thing.__module__])
-    found = (names.get(word) for word in sorted({*re.findall(r"\b[A-Za-z_]\w+", _source(thing))}))
-    return [
-        x for x in found
-        if (inspect.isclass(x) or inspect.isfunction(x)) and ".modeling_" in x.__module__ and ".auto" not in x.__module__
-        if x.__module__.startswith("transformers.models.") and not x.__name__.endswith("PreTrainedModel")
-    ]  # fmt: skip
+    names, words = vars(sys.modules[thing.__module__]), {*re.findall(r"\b[A-Za-z_]\w+", _source(thing))}
+    return [names[word] for word in sorted(words & names.keys()) if _is_code(names[word])]
 
 
-def made(config_class, **settings):
-    """A config, or why there is none; classes may change what they are given."""
-    try:
-        config = config_class(**copy.deepcopy(settings))
-        config.allow_global_per_layer_attribute_access = True  # of widths that some layers alone have
-        return config
-    except Exception as error:
-        return error
+def _is_code(x):
+    is_code = (inspect.isclass(x) or inspect.isfunction(x)) and not x.__name__.endswith("PreTrainedModel")
+    return is_code and re.match(r"transformers\.models\.(?!auto).*\.modeling_", x.__module__)
 
 
 @functools.cache
@@ -104,11 +116,11 @@ def code_of(config_class):
     """The classes and functions that the models of a config class use."""
     try:
         modeling = modeling_of(made(config_class))
-    except (ImportError, AttributeError):  # it needs another package
+    except (ImportError, AttributeError):  # it needs another package, or there is none
         return ()
     own = [x for x in vars(modeling).values() if inspect.isclass(x) and x.__module__ == modeling.__name__]
-    found = [x for x in own if not x.__name__.endswith("PreTrainedModel") and _is_for(x, config_class)]
-    todo, seen = found or own, {}
+    own = [x for x in own if _is_code(x)]
+    todo, seen = [x for x in own if _is_for(x, config_class)] or own, {}
     while todo:
         thing = todo.pop()
         if thing not in seen:
@@ -119,50 +131,58 @@ def code_of(config_class):
 
 def _is_for(model, config_class):
     notes = getattr(model.__init__, "__annotations__", {}) if "__init__" in vars(model) else {}
-    own = getattr(model, "config_class", None) is config_class
-    return own or any(x in (config_class, config_class.__name__) for x in notes.values())
+    named = {config_class, config_class.__name__} & {x for x in notes.values() if isinstance(x, (str, type))}
+    return bool(named) or getattr(model, "config_class", None) is config_class
 
 
 def rotates(config_class):
-    """Whether the models of a config class have rotary code of their own, and heads."""
+    """Whether models of a config class rotate, or have what other models rotate."""
     config = made(config_class)
-    if hasattr(config, "qk_rope_head_dim"):
-        return True
-    return hasattr(config, "num_attention_heads") and any(ROTARY.search(_source(x)) for x in code_of(config_class))
+    has_code = any(ROTARY.search(_source(x)) for x in code_of(config_class))
+    return hasattr(config, "qk_rope_head_dim") or hasattr(config, "num_attention_heads") and has_code
 
 
-# Facts of one type
+# Facts of config classes
 
 
-def _values(config, names):
-    config.allow_global_per_layer_attribute_access = True  # of widths that some layers alone have
-    found = {name: getattr(config, name, None) for name in names}
-    return {name: _plain(value) for name, value in found.items() if value is not None}
-
-
-def _plain(value):
-    return json.loads(json.dumps(value, default=str))
+def _values(config):
+    found = {name: getattr(config, name, None) for name in sorted(VALUES)}
+    return json.loads(json.dumps({name: value for name, value in found.items() if value is not None}, default=str))
 
 
 def _rope(config):
-    return _plain(getattr(config, "rope_parameters", None))
+    """Rope settings, by layer type; those of all layers by an empty name."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope if any(isinstance(value, dict) for value in rope.values()) else {"": rope}
 
 
-def _by_type(rope):
-    """Rope settings by layer type; flat ones by an empty name."""
-    nested = any(isinstance(value, dict) for value in (rope or {}).values())
-    return (rope or {}) if nested else {"": rope or {}}
+def _setting(config, name):
+    """One rope setting by layer type."""
+    return {kind: (own or {}).get(name) for kind, own in _rope(config).items()}
 
 
-def _layer_types(config):
-    return list(getattr(config, "layer_types", None) or ())
-
-
-def _where(config_class, key, value, name):
-    """The layer types whose settings take a value from a top-level key."""
-    ropes = _by_type(_rope(made(config_class, **{key: value})))
-    found = [kind for kind, rope in ropes.items() if isinstance(rope, dict) and rope.get(name) == value]
-    return found[0] if len(found) == 1 else found if found else None
+def _settled(config_class, config):
+    """The bases of settings without one, and the keys of old configs that become a base or a share."""
+    kinds, scaled = [*_rope(config)], {"rope_type": "linear", "factor": 2.0}
+    scaled = scaled if kinds == [""] else {kind: dict(scaled) for kind in kinds}
+    result, usual = {}, _setting(config, "rope_theta")
+    for name, key in {"theta": "rope_parameters", "theta_in_scaling": "rope_scaling"}.items():
+        bases = _setting(made(config_class, **{key: scaled}), "rope_theta")
+        if bases != usual:
+            result[name] = bases[kinds[0]] if len({*bases.values()}) == 1 and kinds[0] in bases else bases
+    for name, keys, value, setting in (
+        ("legacy", BASES, 12_345.0, "rope_theta"),
+        ("shares", SHARES, 0.5, "partial_rotary_factor"),
+    ):
+        found = {}
+        for key in keys:
+            written = 32 if key == "rotary_dim" else value
+            settings = _setting(made(config_class, **{key: written}), setting)
+            where = [kind for kind, x in settings.items() if x == written and _setting(config, setting).get(kind) != x]
+            found |= {key: where[0] if len(where) == 1 else where} if where else {}
+        if found != {keys[0]: ""}:
+            result[name] = found
+    return result
 
 
 def _head_dim(config_class, config):
@@ -171,22 +191,21 @@ def _head_dim(config_class, config):
     of_layers = (config.to_dict().get("per_layer_config") or {}).values()
     result = {"global_head_dim": max((own["head_dim"] for own in of_layers if "head_dim" in own), default=None)}
     if isinstance(heads, int) and isinstance(hidden, int) and width:
-        result["derived"] = getattr(made(config_class, hidden_size=2 * hidden), "head_dim", None) == 2 * width
+        changed = made(config_class, hidden_size=2 * hidden), made(config_class, num_attention_heads=heads // 2)
+        result["derived"] = any(getattr(other, "head_dim", None) == 2 * width for other in changed)
         if not result["derived"] and getattr(made(config_class, head_dim=None), "head_dim", None) == hidden // heads:
             result["null_head_dim"] = "derived"
-    return {key: value for key, value in result.items() if value}
+    return result
 
 
 def _pattern(config_class, **settings):
-    """The pattern of layer types that a class makes for 13 layers, as posenc_jax.hf describes it, or the types."""
-    types = _layer_types(made(config_class, num_hidden_layers=LAYERS, **settings))
-    kinds = sorted({*types})
-    if not kinds or kinds == ["full_attention"]:
-        return None
-    if len(kinds) == 1:
-        return kinds[0]
-    for full in sorted(kinds, key=lambda kind: (kind != "full_attention", kind)):
-        other = next(kind for kind in kinds if kind != full)
+    """The pattern of layer types that a class makes, as posenc_jax.hf describes it; the types if there is none."""
+    config = made(config_class, num_hidden_layers=LAYERS, **settings)
+    types = list(getattr(config, "layer_types", None) or ())
+    kinds = sorted({*types}, key=lambda kind: (kind != "full_attention", kind))
+    if len(kinds) < 2:
+        return kinds[0] if kinds else None
+    for full, other in itertools.permutations(kinds[:2]):
         for last, period in itertools.product((False, True), range(2, LAYERS)):
             for phase in range(period):
                 fits = ((i + phase) % period == 0 or last and i == LAYERS - 1 for i in range(LAYERS))
@@ -195,18 +214,26 @@ def _pattern(config_class, **settings):
     return types
 
 
-def _layers(config_class, keys):
+def _layers(config_class):
     pattern = _pattern(config_class)
     if not isinstance(pattern, dict):
-        return {"layer_types": pattern} if pattern else {}
-    for key in sorted(keys):
-        if re.search("pattern|interval|every|group_size|freq", key):
+        return {"layer_types": pattern if pattern != "full_attention" else None}
+    for key in sorted(keys_of(config_class)):
+        if re.search("pattern|interval|every|group_size", key) and "key" not in pattern:
             other = _pattern(config_class, **{key: pattern["period"] + 1})
-            if isinstance(other, dict) and other["period"] == pattern["period"] + 1:
-                pattern["key"] = key
-                break
+            follows = isinstance(other, dict) and other["period"] == pattern["period"] + 1
+            pattern |= {"key": key} if follows else {}
     usual = {"last": False, "full": "full_attention", "phase": 1, "other": "sliding_attention"}
     return {"pattern": {key: value for key, value in pattern.items() if usual.get(key) != value}}
+
+
+def _keys(config_class):
+    """The keys of a class that concern positions, or are near those that a plan depends on."""
+    keys = {*keys_of(config_class)} - TAKEN
+    return {key for key in keys if CONCERNS.search(key) or difflib.get_close_matches(key, READ, 1, 0.85)}
+
+
+# Facts of their code
 
 
 def _layout(code):
@@ -218,229 +245,189 @@ def _layout(code):
             quarter = function(torch.arange(1.0, 9.0)[None, None, None]).flatten().tolist()
             return {2.0: "interleaved", 5.0: "half"}[abs(quarter[0])]
     text = "".join(_source(x) for x in code if re.search("rot|rope|Attention", x.__name__))
-    if re.search(r"view_as_complex|rotate_every_two|stack_freqs|\.\.\., (0)?::2\]", text):
+    if re.search(r"view_as_complex|rotate_every_two|stack_freqs|\.\.\., 0?::2\]", text):
         return "interleaved"
     return "half" if "chunk(" in text else None
 
 
 def _embedding(config, code):
     """The rotary embedding in the code of a config's models; the name of its class is most like the config's."""
-    found = [x for x in code if x.__name__.endswith("RotaryEmbedding")]
-    name = type(config).__name__
+    found, name = [x for x in code if x.__name__.endswith("RotaryEmbedding")], type(config).__name__
     return max(found, key=lambda x: (len(os.path.commonprefix([x.__name__, name])), -len(x.__name__)))(config)
 
 
-def _probes(config, code):
+def _spectra(config, code):
     """What the rotary embedding does with settings: of layer types, shares, coordinates."""
-    embeddings, kinds = {}, [kind for kind in _by_type(_rope(config)) if kind] or sorted({*_layer_types(config)})
-    for share in (None, 1.0, 0.25):
-        settings = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share}
-        for flat in (True, False):
-            try:
-                given = config if share is None else copy.deepcopy(config)
-                if share is not None:
-                    given.rope_parameters = settings if flat else {kind: dict(settings) for kind in kinds}
-                embeddings.setdefault(share, _embedding(given, code))
-            except Exception:  # no such class, or settings of the other kind
-                continue
-    found = {share: _widths(embedding) for share, embedding in embeddings.items()}
-    if not found:
+    embeddings, kinds = (
+        {},
+        [kind for kind in _rope(config) if kind] or sorted({*(getattr(config, "layer_types", 0) or ())}),
+    )
+    for share, nested in itertools.product((1.0, 0.25), (False, True)):
+        settings, given = {"rope_type": "default", "rope_theta": 10_000.0}, copy.deepcopy(config)
+        settings["partial_rotary_factor"] = share
+        try:
+            given.rope_parameters = {kind: dict(settings) for kind in kinds} if nested else settings
+            embeddings.setdefault(share, _embedding(given, code))
+        except Exception:  # no such class, or settings of the other kind
+            continue
+    if len(embeddings) < 2:
         return {}
-    embedding = embeddings.get(1.0) or next(iter(embeddings.values()))
-    nested = "layer_type" in inspect.signature(embedding.forward).parameters
-    width, sections = max(next(iter(found.values())), default=0), getattr(embedding, "mrope_section", None)
+    whole, quarter = embeddings.values()
+    buffers = dict(whole.named_buffers())
+    widths = {name: len(x) for name, x in buffers.items() if name.endswith("inv_freq")}
+    nested = bool(kinds) and "layer_type" in inspect.signature(whole.forward).parameters
+    sections = getattr(whole, "mrope_section", ())
     sections = next(iter(sections.values())) if isinstance(sections, dict) else sections
-    latent = getattr(config, "qk_rope_head_dim", None) == width and getattr(config, "qk_nope_head_dim", None)
-    result = {
-        "by_layer_type": nested and bool(kinds),
-        "partial": found.get(1.0) != found.get(0.25),
-        "latent": bool(latent),
-        "sections": list(sections or ()),
-    }
-    return result | (_order(embedding, nested, kinds) if sections else {})
-
-
-def _widths(embedding):
-    return [2 * len(x) for name, x in embedding.named_buffers() if name.endswith("inv_freq") and "original" not in name]
-
-
-def _order(embedding, nested, kinds):
-    """How pairs are divided among coordinates, by those that the second one rotates."""
-    positions = torch.tensor([0, 1, 0])[:, None, None]
-    try:
-        waves = embedding(torch.zeros(1, 1, 8), positions, **({"layer_type": kinds[0]} if nested else {}))
-    except Exception:
-        return {}
-    sines = waves[1].flatten()
-    if len(sines) != len(waves[1][0].flatten()):  # not divided yet
-        return {}
-    pairs = sines[: len(sines) // 2].nonzero().flatten().tolist()
-    step = pairs[1] - pairs[0]
-    return {"interleaved_sections": step == 3, "alternating_sections": step == 2}
-
-
-# A condition of a rotation, and one that holds in all layers without a window.
-_IF_ROTATED = re.compile(r"\bif [^\n]*:\n(?:[^\n]*\n)?[^\n]*= apply_rot")
-_WITHOUT_WINDOW = "if self.sliding_window is None or"
+    latent = getattr(config, "qk_nope_head_dim", None) and config.qk_rope_head_dim == 2 * max(widths.values())
+    partial = widths != {name: len(x) for name, x in quarter.named_buffers() if name in widths}
+    result = {"by_layer_type": nested, "partial": partial, "latent": bool(latent), "sections": [*(sections or ())]}
+    if sections:
+        with contextlib.suppress(RuntimeError):  # sections of another width, or divided later, in blocks
+            waves = whole(torch.zeros(1, 1, 8), torch.tensor([0, 1, 0])[:, None, None], *kinds[: int(nested)])
+            second = waves[1].view(2 * max(widths.values()))  # the pairs that the second coordinate rotates
+            first, second, *_ = second.nonzero().flatten().tolist()
+            result |= {"interleaved_sections": second - first == 3, "alternating_sections": second - first == 2}
+    return result
 
 
 def _still(name, config, code):
-    """The layers of a small model that do not rotate, if some may not: their types, or their indices."""
+    """The layers of a small model that do not rotate, if some may not: their types, or their indices of 8."""
     flags = getattr(made(type(config), num_hidden_layers=8), "no_rope_layers", None) or ()
     if 0 in flags:
         return {"without_positions": [i for i, flag in enumerate(flags) if not flag]}
-    conditions = {x[0] for thing in code for x in _IF_ROTATED.finditer(_source(thing))}
+    conditions = [x[0] for thing in code for x in _IF_ROTATED.finditer(_source(thing))]
     if hasattr(config, "rope_parameters") and not conditions:
         return {}
     try:
-        types, rotates = _run(name)
+        rotate = _run(name)
     except Exception as error:
         print(f"{name} is not run forward: {error!r:.100}", file=sys.stderr)
         return {}
-    if not any(rotates.values()):
+    still = sorted({kind for kind, moved in rotate if not moved})
+    if not any(moved for _, moved in rotate):
         return {"never": True}
-    still = {types[i] for i, moved in rotates.items() if not moved}
-    if not still:
-        return {}
-    all_rotate = any(_WITHOUT_WINDOW in condition for condition in conditions)
-    return {"types_without_positions": sorted(still), "all_without_window": all_rotate}
+    all_rotate = bool(still) and any(_ALL_WITHOUT_WINDOW in condition for condition in conditions)
+    return {"types_without_positions": still, "all_without_window": all_rotate}
 
 
 def _run(name):
-    """The layer types of a small model, and whether its attention layers rotate."""
+    """Of each attention layer of a small model, its type and whether it rotates."""
     model, calls = forward.make_model(name, "record"), []
     for rest in (True, False):
         with forward._recording(model, rest):
             forward._call(model, [5] * len(forward.POSITIONS), forward.POSITIONS)
         calls.append({layer: call.query for layer, call in forward._calls.attention.items()})
-    ropes = _by_type(_rope(model.config))
-    types = [kind for kind in _layer_types(model.config)] or [""] * 99
-    return types, {i: bool((x != calls[1][i]).any()) or ropes.get(types[i], 1) is None for i, x in calls[0].items()}
+    types, rope = getattr(model.config, "layer_types", None), _rope(model.config)
+    kinds = {i: types[i] if types else "" for i in calls[0]}
+    return [(kind, rope.get(kind, 0) is None or bool((calls[0][i] != calls[1][i]).any())) for i, kind in kinds.items()]
+
+
+# The file
 
 
 def facts_of(name, config_class):
     """The facts of a type, without what is usual."""
     config, code = made(config_class), code_of(config_class)
-    defaults, rope = _values(config, VALUES), _rope(config)
-    result = {"defaults": defaults} | _head_dim(config_class, config)
+    defaults, names = _values(config), config_class.attribute_map.items()
+    rope = defaults.pop("rope_parameters", None)
+    result = {"defaults": defaults} | _settled(config_class, config) | _head_dim(config_class, config)
     if rope != {"rope_theta": 10_000.0, "rope_type": "default"}:
         result["rope"] = rope
-    result |= _bases(config_class, rope)
-    result["names"] = {k: x for k, x in config_class.attribute_map.items() if {k, x} & {*SIZES}}
-    result["keys"] = sorted(_keys(config_class) - defaults.keys())
-    result |= _layers(config_class, keys_of(config_class))
-    result |= {"layout": _layout(code)} | _probes(config, code) | _still(name, config, code)
+    result |= {"names": {k: x for k, x in names if {k, x} & VALUES}}
+    result |= {"keys": sorted(_keys(config_class) - defaults.keys())}
+    if name not in TOWERS:
+        result |= (
+            _layers(config_class) | {"layout": _layout(code)} | _spectra(config, code) | _still(name, config, code)
+        )
     if result.pop("derived", False) or result.get("latent"):
         defaults.pop("head_dim", None)
-    if result.get("never") or result["layout"] == "half":
-        del result["layout"]
-    return {key: value for key, value in result.items() if value not in ({}, [], False)}
-
-
-def _bases(config_class, rope):
-    """What settings without a base get, and the keys of old configs that become one, or a share."""
-    result, kinds = {}, _by_type(rope)
-    given = {"rope_type": "linear", "factor": 2.0}
-    given = given if [*kinds] == [""] else {kind: dict(given) for kind in kinds}
-    usual = {kind: (own or {}).get("rope_theta") for kind, own in kinds.items()}
-    for name, key in {"theta": "rope_parameters", "theta_in_scaling": "rope_scaling"}.items():
-        config = made(config_class, **{key: given})
-        if isinstance(config, Exception):
-            result[name] = None
-            continue
-        bases = {kind: (own or {}).get("rope_theta") for kind, own in _by_type(_rope(config)).items()}
-        if bases != usual:
-            result[name] = next(iter(bases.values())) if len({*bases.values()}) == 1 else bases
-    for name, sentinels, key in (
-        ("legacy", dict.fromkeys(BASES, 12_345.0), "rope_theta"),
-        ("shares", SHARES, "partial_rotary_factor"),
-    ):
-        found = {one: _where(config_class, one, value, key) for one, value in sentinels.items()}
-        result[name] = {one: where for one, where in found.items() if where is not None}
-    usual = {"legacy": {"rope_theta": ""}, "shares": {"partial_rotary_factor": ""}}
-    return {name: value for name, value in result.items() if value != usual.get(name, 0)}
-
-
-def _keys(config_class):
-    """The keys of a class that speak of positions, or are near those that a plan depends on."""
-    read = {*VALUES, *BASES, *SHARES, "layer_types", "no_rope_layers", "layers_block_type", "rope_parameters"}
-    return {
-        key for key in keys_of(config_class) - TAKEN
-        if WORDS & {*key.lower().split("_")} or re.search("layer_type|pattern|_scal|layers_block", key)
-        or difflib.get_close_matches(key, read, 1, 0.85)
-    }  # fmt: skip
-
-
-def tower_of(config_class):
-    """The facts of a tower."""
-    config = made(config_class)
-    result = {"defaults": _values(config, TOWER_VALUES), "rope": _rope(config), "keys": sorted(_keys(config_class))}
-    result["names"] = {k: x for k, x in config_class.attribute_map.items() if {k, x} & {*TOWER_VALUES}}
-    return {key: value for key, value in result.items() if value}
-
-
-# Composites
+    usual = {"layout": None if result.get("never") else "half", "rope": 0, "theta": 0, "theta_in_scaling": 0}
+    return {k: x for k, x in result.items() if (x != usual[k] if k in usual else x)}
 
 
 def parts_of(config_class):
     """The parts of a composite: their types, and what its class writes into them."""
-    result = {}
-    whole = made(config_class)
-    try:
-        language = whole.get_text_config(decoder=True)
-    except Exception:
-        language = None
+    whole, result = made(config_class), {}
     for key, spec in config_class.sub_configs_defaults.items():
-        fact = {"type": spec.model_type}
+        result[key] = fact = {"type": spec.model_type} if spec.model_type else {}
         part = getattr(made(config_class, **{key: {}}), key, None)
-        plain = made(CONFIG_MAPPING[spec.model_type]) if spec.model_type in CONFIG_MAPPING else None
-        if isinstance(part, PreTrainedConfig) and isinstance(plain, PreTrainedConfig):
-            names = (*VALUES, "rope_parameters")
-            own, usual = _values(part, names), _values(plain, names)
-            fact["defaults"] = {name: value for name, value in own.items() if usual.get(name) != value}
-            if fact["defaults"].keys() & {"hidden_size", "num_attention_heads"} and "head_dim" in own:
-                fact["defaults"]["head_dim"] = own["head_dim"]
-        other = "llama" if spec.model_type != "llama" else "mistral"
+        if spec.model_type in CONFIG_MAPPING and isinstance(part, PreTrainedConfig):
+            values, usual = (_values(_open(x)) for x in (part, made(CONFIG_MAPPING[spec.model_type])))
+            differ = {name: x for name, x in values.items() if usual.get(name) != x}
+            differ |= {"head_dim": values["head_dim"]} if "hidden_size" in differ and "head_dim" in values else {}
+            fact |= {"defaults": differ} if differ else {}
+        other = "mistral" if spec.model_type == "llama" else "llama"
         written = getattr(made(config_class, **{key: {"model_type": other}}), key, None)
         if spec.config_class is not AutoConfig or getattr(written, "model_type", other) != other:
             fact["always"] = True
-        if language is not None and language is not whole and language is getattr(whole, key, None):
+        if getattr(whole, key, 0) is _language_model(whole):
             fact["language"] = True
-        result[key] = {name: value for name, value in fact.items() if value}
     return result
+
+
+def _language_model(config):
+    try:
+        return config.get_text_config(decoder=True)
+    except Exception:
+        return None
 
 
 def facts():
     """All facts, by the sections of the file."""
     classes = {name: CONFIG_MAPPING[name] for name in sorted(CONFIG_MAPPING)}
-    towers = {name: tower_of(classes[name]) for name in sorted(TOWERS.keys() & classes.keys())}
-    composite = {name: x for name, x in classes.items() if x.sub_configs_defaults}
-    types = {name: facts_of(name, x) for name, x in classes.items() if name not in towers and rotates(x)}
-    turning, parts, grown = {*types, *towers}, {}, True
-    while grown:
-        grown = False
-        for name, x in composite.items():
-            specs = x.sub_configs_defaults.values()
-            if name not in parts and any(s.model_type in turning or s.config_class is AutoConfig for s in specs):
-                parts[name], grown = parts_of(x), True
-                turning.add(name)
-    parts = dict(sorted(parts.items()))
-    without = sorted(classes.keys() - {*types, *towers, *parts})
-    return {"types": types, "towers": towers, "parts": parts, "without_rope": without}
+    rotating = {name: x for name, x in classes.items() if name in TOWERS or rotates(x)}
+    found = {name: facts_of(name, x) for name, x in rotating.items()}
+    whole, parts = {name: x.sub_configs_defaults for name, x in classes.items()}, {}
+    for _ in range(4):  # levels of parts
+        for name, specs in whole.items():
+            if any(spec.config_class is AutoConfig or spec.model_type in found | parts for spec in specs.values()):
+                parts[name] = {}
+    parts = {name: parts_of(classes[name]) for name in sorted(parts)}
+    return {
+        "types": {name: x for name, x in found.items() if name not in TOWERS},
+        "towers": {name: x for name, x in found.items() if name in TOWERS},
+        "parts": parts,
+        "without_rope": {name: {} for name in sorted(classes.keys() - {*found, *parts})},
+    }
 
 
-def text(found):
-    """The file."""
+def read():
+    """The file's facts, and its release."""
+    kept = json.loads(PATH.read_text(encoding="utf-8"))
+    kept["without_rope"] = dict.fromkeys(kept["without_rope"], {})
+    return {name: value for name, value in kept.items() if name not in ABOUT}, kept["transformers"]
+
+
+def write(found):
+    """A line for each type."""
     sections = []
-    for name, values in found.items():
-        if isinstance(values, dict):
-            lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
-            sections.append(f' "{name}": {{\n' + ",\n".join(lines) + "\n }")
-        else:
-            sections.append(f' "{name}": {json.dumps(values)}')
-    return f"{json.dumps(ABOUT, indent=1)[:-2]},\n" + ",\n".join(sections) + "\n}\n"
+    for name, types in found.items():
+        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in types.items())
+        body = json.dumps(sorted(types)) if name == "without_rope" else "{\n" + ",\n".join(lines) + "\n }"
+        sections.append(f' "{name}": {body}')
+    PATH.write_text(f"{json.dumps(ABOUT, indent=1)[:-2]},\n" + ",\n".join(sections) + "\n}\n", encoding="utf-8")
+
+
+def changes(before, after):
+    """What differs between two sets of facts, as lines of a list."""
+    for section, types in after.items():
+        old = before[section]
+        for name in sorted({*old, *types}):
+            if name not in old or name not in types:
+                yield f"- {section}: `{name}` is {'new' if name in types else 'gone'}"
+                continue
+            for fact in sorted({*old[name], *types[name]}):
+                pair = old[name].get(fact), types[name].get(fact)
+                if pair[0] != pair[1]:
+                    yield f"- {section}: `{name}`, {fact}: {json.dumps(pair[0])} → {json.dumps(pair[1])}"
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    PATH.write_text(text(facts()), encoding="utf-8")
+    if sys.argv[1:] == ["--diff"]:
+        before, release = read()
+        print(f"# transformers {transformers.__version__} beside {release}\n")
+        print(*changes(before, json.loads(json.dumps(facts()))), sep="\n")
+    else:
+        write(facts())
