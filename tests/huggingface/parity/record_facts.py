@@ -162,23 +162,23 @@ def _setting(config, name):
 
 
 def _settled(config_class, config):
-    """The bases of settings without one, and the keys of old configs that become a base or a share."""
-    kinds, scaled = [*_rope(config)], {"rope_type": "linear", "factor": 2.0}
-    scaled = scaled if kinds == [""] else {kind: dict(scaled) for kind in kinds}
-    result, usual = {}, _setting(config, "rope_theta")
-    for name, key in {"theta": "rope_parameters", "theta_in_scaling": "rope_scaling"}.items():
-        bases = _setting(made(config_class, **{key: scaled}), "rope_theta")
-        if bases != usual:
-            result[name] = bases[kinds[0]] if len({*bases.values()}) == 1 and kinds[0] in bases else bases
+    """The bases of settings without one, and the keys of old configs that become a base, a share, or scale layers."""
+    kinds, linear = [*_rope(config)], {"rope_type": "linear", "factor": 2.0}
+    scaled = linear if kinds == [""] else {kind: dict(linear) for kind in kinds}
+    result, bases = {}, _setting(made(config_class, rope_parameters=scaled), "rope_theta")
+    if bases != _setting(config, "rope_theta"):
+        result["theta"] = bases[kinds[0]] if len({*bases.values()}) == 1 and kinds[0] in bases else bases
+    of_types = [kind for kind, x in _setting(made(config_class, rope_scaling=linear), "factor").items() if kind and x]
+    result["scaled_types"] = sorted(of_types) if len(of_types) < len(kinds) else []
     for name, keys, value, setting in (
         ("legacy", BASES, 12_345.0, "rope_theta"),
-        ("shares", SHARES, 0.5, "partial_rotary_factor"),
+        ("shares", SHARES, 0.375, "partial_rotary_factor"),
     ):
         found = {}
         for key in keys:
             written = 32 if key == "rotary_dim" else value
             settings = _setting(made(config_class, **{key: written}), setting)
-            where = [kind for kind, x in settings.items() if x == written and _setting(config, setting).get(kind) != x]
+            where = sorted(kind for kind, x in settings.items() if x == written)
             found |= {key: where[0] if len(where) == 1 else where} if where else {}
         if found != {keys[0]: ""}:
             result[name] = found
@@ -278,9 +278,8 @@ def _spectra(config, code):
     nested = bool(kinds) and "layer_type" in inspect.signature(whole.forward).parameters
     sections = getattr(whole, "mrope_section", ())
     sections = next(iter(sections.values())) if isinstance(sections, dict) else sections
-    latent = getattr(config, "qk_nope_head_dim", None) and config.qk_rope_head_dim == 2 * max(widths.values())
     partial = widths != {name: len(x) for name, x in quarter.named_buffers() if name in widths}
-    result = {"by_layer_type": nested, "partial": partial, "latent": bool(latent), "sections": [*(sections or ())]}
+    result = {"by_layer_type": nested, "partial": partial, "sections": [*(sections or ())]}
     if sections:
         with contextlib.suppress(RuntimeError):  # sections of another width, or divided later, in blocks
             waves = whole(torch.zeros(1, 1, 8), torch.tensor([0, 1, 0])[:, None, None], *kinds[: int(nested)])
@@ -334,14 +333,15 @@ def facts_of(name, config_class):
     if rope != {"rope_theta": 10_000.0, "rope_type": "default"}:
         result["rope"] = rope
     result |= {"names": {k: x for k, x in names if {k, x} & VALUES}}
-    result |= {"keys": sorted(_keys(config_class) - defaults.keys())}
     if name not in TOWERS:
         result |= (
             _layers(config_class) | {"layout": _layout(code)} | _spectra(config, code) | _still(name, config, code)
         )
-    if result.pop("derived", False) or result.get("latent"):
+    result["latent"] = defaults.keys() >= {"qk_nope_head_dim", "qk_rope_head_dim"}
+    if result.pop("derived", False) or result["latent"]:
         defaults.pop("head_dim", None)
-    usual = {"layout": None if result.get("never") else "half", "rope": 0, "theta": 0, "theta_in_scaling": 0}
+    result["keys"] = sorted(_keys(config_class) - defaults.keys())
+    usual = {"layout": result.get("layout") if result.get("never") else "half", "rope": 0, "theta": 0}
     return {k: x for k, x in result.items() if (x != usual[k] if k in usual else x)}
 
 
