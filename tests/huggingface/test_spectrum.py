@@ -87,7 +87,9 @@ def test_refused_without_a_config():
 
 
 def test_cached_by_value():
-    read = lambda **changes: frequencies_from_rope_parameters(64, 1e4, LONGROPE | changes, length=9)
+    def read(**changes):
+        return frequencies_from_rope_parameters(64, 1e4, LONGROPE | changes, length=9)
+
     assert read() is read()
     assert read(short_factor=np.array(LONGROPE["short_factor"])) is read()
     assert read(short_factor=[1.0] * 32) != read()
