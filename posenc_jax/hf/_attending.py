@@ -115,17 +115,19 @@ def with_attention(config: Config, layers: Sequence[RotaryLayer], softmax_scale:
         return list(layers)
     width = _width(values, model_type)
     types = [None] * len(layers) if config.model.never_rotates else layer_types(config, len(layers))
-    pairs = list(zip(layers, _kinds(values, model_type, width, layers, types), strict=True))
-    described = {}
-    for layer, kind in set(pairs):
-        attention: dict[str, Any] = {"kind": kind}
-        if kind not in WITHOUT_POSITIONS:
-            scale = _scale(values, model_type, layer.head_dim)
-            attention["score_scale"] = None if scale is None else scale * softmax_scale
-            attention["window"] = _window(values, model_type, kind, width)
-            attention["chunk"] = width if kind == _CHUNKED else None
-        described[layer, kind] = dataclasses.replace(layer, **attention)
-    return [described[pair] for pair in pairs]
+    result, described = [], {}
+    for layer, kind in zip(layers, _kinds(values, model_type, width, layers, types), strict=True):
+        key = id(layer), kind  # equal layers are one object, and hashing each of them is slow
+        if key not in described:
+            attention: dict[str, Any] = {"kind": kind}
+            if kind not in WITHOUT_POSITIONS:
+                scale = _scale(values, model_type, layer.head_dim)
+                attention["score_scale"] = None if scale is None else scale * softmax_scale
+                attention["window"] = _window(values, model_type, kind, width)
+                attention["chunk"] = width if kind == _CHUNKED else None
+            described[key] = dataclasses.replace(layer, **attention)
+        result.append(described[key])
+    return result
 
 
 def _with_written_attention(config: Config, layers: Sequence[RotaryLayer]) -> list[RotaryLayer]:
