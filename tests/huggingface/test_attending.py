@@ -27,7 +27,12 @@ CASES = {
         [NO_WINDOW] * 3 + [(5, None)],
         0.125,
     ),
-    "qwen3": ({"use_sliding_window": False, "sliding_window": 6}, [FULL] * 4, [NO_WINDOW] * 4, 0.125),
+    "qwen3": (
+        {"use_sliding_window": False, "sliding_window": 6, "max_window_layers": 0},
+        [FULL] * 4,
+        [NO_WINDOW] * 4,
+        0.125,
+    ),
     "gemma2": (
         {"sliding_window": 6, "query_pre_attn_scalar": 256},
         [SLIDING, FULL] * 2,
