@@ -384,7 +384,7 @@ UNNAMED = Model(
         "learned_log_factor", "rope_on_values",
     ),
     keys=frozenset(
-        "layer_types layers_block_type no_rope_layers no_rope_layer_interval qk_nope_head_dim index_head_dim "
+        "layer_attention layer_types layers_block_type no_rope_layers no_rope_layer_interval qk_nope_head_dim index_head_dim "
         "indexer_head_dim sliding_window global_head_dim n_layer n_layers num_layers decoder_num_hidden_layers n_embd "
         "d_model n_head n_heads decoder_num_attention_heads".split()
     ),

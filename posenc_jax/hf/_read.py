@@ -11,6 +11,7 @@ from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax.hf._attending import with_attention
 from posenc_jax.hf._composite import parse_text_config
 from posenc_jax.hf._config import LAYOUT_FLAGS, Config, layer_overrides, model_of, with_class_values
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
@@ -51,7 +52,8 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
         "dynamic" and "longrope", whose frequencies depend on it. Use one length for the lifetime of a KV cache.
 
     Returns:
-      RotaryPlan: layers (frequencies, head_dim, query_scale), layout, part, softmax_scale; `rotate` applies it.
+      RotaryPlan: layers (frequencies, head_dim, query_scale, window, …), layout, part, softmax_scale; `rotate` applies
+        it, and `print` shows it as a table.
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
@@ -112,8 +114,10 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
     length = length if depends_on_length else None
     indexer = _indexer(config, layers, length)
     rotates_values = "rope_on_values" in config.model.reads and config.get_flag("rope_on_values")
+    softmax_scale = _softmax_scale(completed)
+    layers = with_attention(config, layers, softmax_scale)
     part = "last" if config.latent and completed else "first"
-    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(completed), length, indexer, rotates_values)
+    return RotaryPlan(tuple(layers), layout, part, softmax_scale, length, indexer, rotates_values)
 
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:

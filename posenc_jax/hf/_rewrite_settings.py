@@ -383,7 +383,7 @@ def _layer_types_of_v4(config: Config) -> list[str]:
         require(types in (None, of_ratios), "compress_ratios contradicts layer_types = {!r:.60}", types)
         return [*of_ratios]
     if types is None:
-        return [names[1]] * count  # or [2], in turn: both have the settings "compress"
+        return [names[1 if i > 2 and i % 2 else 2] for i in range(count)]
     require(all(layer_type in names for layer_type in types), "layer_types must be of {}, got {!r:.60}", names, types)
     return [*types]
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from helpers.plans import rotations_of
 from helpers.tiers import thorough
 from oracles import configs, recorded
 from posenc_jax.hf import rotary_from_config
@@ -32,9 +33,9 @@ REFUSED = {
 
 
 def outcome(config):
-    """The plan, or the message of the error."""
+    """The rotations of the plan, or the message of the error."""
     try:
-        return rotary_from_config(config, length=5000)
+        return rotations_of(rotary_from_config(config, length=5000))
     except ValueError as error:
         return str(error)
 

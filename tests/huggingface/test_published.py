@@ -124,6 +124,7 @@ def test_gemma_3_in_all_spellings():
     close(old.layers[0].frequencies, plain(256, 2e4))
     nested = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6}, "sliding_attention": {"rope_theta": 2e4}}  # fmt: skip
     base = {"model_type": "gemma3_text", "num_hidden_layers": 4, "head_dim": 256, "rope_parameters": nested}
+    base |= {"sliding_window": text["sliding_window"]}
     assert rotary_from_config(base | {"sliding_window_pattern": 2}) == old
     assert rotary_from_config(base | {"layer_types": ["sliding_attention", "full_attention"] * 2}) == old
     assert (
