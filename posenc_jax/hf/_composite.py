@@ -37,9 +37,9 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
             meant = near(key, keys) if isinstance(value, Mapping) else None
             require(not meant, "the key {} = {!r:.60} is not read: is {} meant?", key, value, meant)
         tower = next(iter(composite.look_up("vision_config", "audio_config")), None)
-        message = "text_config is missing beside {}, with the language model of model_type {!r}"
         is_whole = not model_type or canonical_type(model_type) or model_type in REFUSED
-        require(not tower or is_whole or composite.look_up("num_hidden_layers"), message, tower, model_type)
+        missing = not is_whole and (model_type in PARTS or tower and not composite.look_up("num_hidden_layers"))
+        require(not missing, "text_config is missing, with the language model of model_type {!r}", model_type)
         return dict(composite.values), {}
     reject_refused(model_type, REFUSED)
     parsed = {key: parse_text_config(part, depth - 1, key) for key, part in parts.items()}

@@ -1,7 +1,7 @@
 """What the code of each model_type does that no config.json contains.
 
-`facts.json` has what a release of transformers says itself; `nox -s parity -- --facts` writes it. By hand stays here what
-no class says, read from the model's `modeling_*.py`, and all of the models whose code is not in transformers.
+`facts.json` has what a release of transformers says itself; `nox -s parity -- --facts` writes it. By hand stays what no
+class says, read from the model's `modeling_*.py`, and all of the models whose code is not in transformers.
 
 A field of `Model` is a fact that at least two model types share. What one type alone does is a rewriter, in
 `_rewrites.py`: it writes the keys that `plan_to_config` writes, and `reads` lets its type read them.
@@ -295,6 +295,7 @@ MODELS: dict[str, Model] = {
     **_all(
         "mistral_large4_text",
         also="learned_log_factor query_scales indexer_query_scales",
+        settings=FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
         no_rope_interval=4,
         indexer=Indexer("interleaved", 128),
     ),
@@ -319,12 +320,14 @@ MODELS: dict[str, Model] = {
     **_all("qwen4_exp_text", indexer=Indexer("half")),
     # not in transformers: as in the code with which the models were published
     **_all(
-        "aquila baichuan deepseek Dream dream internlm internlm2 internlmxcomposer2 mimo minicpm minicpmo minicpmv "
-        "orion PanguEmbedded qwen2_mtp qwen2_mtp_sensevoice RefinedWeb RefinedWebModel sdar_moe solar "
-        "xverse Yi nemotron-nas nemotron_nas deci"
+        "aquila baichuan deepseek Dream dream internlm internlm2 mimo minicpm orion PanguEmbedded RefinedWeb "
+        "RefinedWebModel sdar_moe solar xverse Yi"
+    ),
+    **_all(
+        "deci internlmxcomposer2 minicpmo minicpmv nemotron-nas nemotron_nas qwen2_mtp qwen2_mtp_sensevoice", theta=None
     ),
     **_all("llada", also="rope_full_precision alibi_bias_max block_type"),
-    **_all("molmo", also="use_position_ids"),
+    **_all("molmo", also="use_position_ids", theta=None),
     **_all(
         "openelm",
         also="rope_max_length",
@@ -384,9 +387,9 @@ UNNAMED = Model(
         "learned_log_factor", "rope_on_values",
     ),
     keys=frozenset(
-        "layer_attention layer_types layers_block_type no_rope_layers no_rope_layer_interval qk_nope_head_dim index_head_dim "
-        "indexer_head_dim sliding_window global_head_dim n_layer n_layers num_layers decoder_num_hidden_layers n_embd "
-        "d_model n_head n_heads decoder_num_attention_heads".split()
+        "layer_attention layer_types layers_block_type no_rope_layers no_rope_layer_interval qk_nope_head_dim "
+        "index_head_dim indexer_head_dim sliding_window global_head_dim n_layer n_layers num_layers n_embd "
+        "decoder_num_hidden_layers d_model n_head n_heads decoder_num_attention_heads".split()
     ),
     nested=None,
     null_settings=True,

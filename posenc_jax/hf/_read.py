@@ -10,7 +10,7 @@ from posenc_jax._frequencies.frequencies import geometric
 from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
-from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax._jax.errors import prefixed, public, require
 from posenc_jax.hf._attending import with_attention
 from posenc_jax.hf._composite import parse_text_config
 from posenc_jax.hf._config import LAYOUT_FLAGS, Config, layer_overrides, model_of, with_class_values
@@ -97,11 +97,18 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     values = rewritten(with_class_values(values, model))
     model = model_of(values)
     spellings = rope_settings(values)
-    plans = [_plan(values, model, settings, layout, length) for settings in reversed(spellings)]
-    if plans[0] != plans[-1]:  # transformers takes rope_scaling
-        both = " contradicts ".join(f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
-        raise invalid(f"{both}: write all settings into one of them, the base of the model too")
-    return plans[0]
+    if len(spellings) == 1:
+        return _plan(values, model, spellings[0], layout, length)
+    try:
+        plan, other = (_plan(values, model, settings, layout, length) for settings in spellings)
+    except ValueError as error:
+        plan, other, reason = None, 0, f" ({str(error).removeprefix(prefixed(''))})"
+    else:
+        reason = ""
+    shown = (f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
+    message = "{} contradicts {}{}: write all settings into one of them, the base of the model too"
+    require(plan == other, message, *shown, reason)
+    return other  # of rope_parameters
 
 
 def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:

@@ -46,7 +46,8 @@ VALUES = {
     *"""
     rope_parameters sliding_window attention_chunk_size partial_rotary_factor rotary_pct rope_theta compress_rope_theta
     rope_interleave indexer_rope_interleave no_rope_layer_interval layer_rope_theta position_embedding_type use_mem_rope
-    attn_scale floor_scale attn_temperature_tuning attn_layer_indices block_types full_attn_idxs cross_attention_layers
+    use_sliding_window max_window_layers local_attention attention_window_size use_bidirectional_attention
+    query_pre_attn_scalar attention_multiplier attn_scale floor_scale attn_temperature_tuning attn_layer_indices block_types full_attn_idxs cross_attention_layers
     """.split(),
     # of towers
     *"""
@@ -354,7 +355,9 @@ def parts_of(config_class):
         if spec.model_type in CONFIG_MAPPING and isinstance(part, PreTrainedConfig):
             values, usual = (_values(_open(x)) for x in (part, made(CONFIG_MAPPING[spec.model_type])))
             differ = {name: x for name, x in values.items() if usual.get(name) != x}
-            differ |= {"head_dim": values["head_dim"]} if "hidden_size" in differ and "head_dim" in values else {}
+            other = getattr(made(config_class, **{key: {"hidden_size": 768, "num_attention_heads": 8}}), key, None)
+            fixed = isinstance(other, PreTrainedConfig) and _values(_open(other)).get("head_dim") == values.get("head_dim")
+            differ |= {"head_dim": values["head_dim"]} if "hidden_size" in differ and fixed and "head_dim" in values else {}
             fact |= {"defaults": differ} if differ else {}
         other = "mistral" if spec.model_type == "llama" else "llama"
         written = getattr(made(config_class, **{key: {"model_type": other}}), key, None)
