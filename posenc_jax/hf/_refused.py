@@ -1,9 +1,11 @@
-"""Model types of transformers 5.23.0 and 5.24.0 that are not read, by the reason.
+"""Model types that are not read, by the reason.
 
-Their modules have rotary code or biases of tokens, or they are parts of models with a rotary embedding.
+Those by hand have rotary code or biases of tokens in their modules; `facts.json` lists the types that have neither.
 """
 
 from __future__ import annotations
+
+from posenc_jax.hf._models import FACTS
 
 _REASONS = {
     "it is a vision tower, which vision_rotary_from_config reads": """
@@ -17,6 +19,7 @@ _REASONS = {
         edgetam_video efficientloftr eomt_dinov3 sam2_video sam3 sam3_tracker_video""",
     "it is a vision tower, and gives the two features of a pair different angles, which is no rotation": "vjepa2",
     "it matches points of images by learned projections of their coordinates": "lightglue",
+    "it is any model of timm, whose config does not say how it rotates": "timm_backbone timm_wrapper",
     "it forecasts time series, and normalizes and scales features after the rotation": "timesfm2_5",
     "it rotates its values too, and does not rotate the outputs of attention back": "clvp_encoder",
     "it rotates by the index of the head, not by the position": "neucodec xcodec2",
@@ -38,16 +41,8 @@ _REASONS = {
     "it holds an audio encoder with a config of its own: read its audio_config": "nemotron3_diarization",
     "it holds an audio encoder with a config of its own: read its asr_config": "nemotron3_5_transcribe_audio",
     "it has no rotary embedding": """
-        apertus1p5_vision_tokenizer bros canary canary_decoder chameleon_vqgan clvp clvp_decoder cohere_asr
-        cosmos3_edge_vision edgetam_video_mask_decoder edgetam_video_prompt_encoder emu3_vqgan gemma3n_vision
-        gemma4_unified_audio gemma4_unified_vision glm_image_vision glm_image_vqmodel granite_docling_vision
-        hunyuan_vl_vision hy_v4_vl_vision idefics_perciever idefics_vision minicpmv4_7_vision
-        mllama_vision_model molmo2_adapter molmo2_vision moonshine_streaming_encoder moshi_depth
-        muse_spark_audio omniasr_audio omniasr_ctc phi4_multimodal_audio phi4_multimodal_vision pp_doclayout_v2
-        qwen2_5_omni_audio_encoder qwen2_5_omni_bigvgan qwen3_omni_moe_audio_encoder sam2_video_mask_decoder
-        sam2_video_prompt_encoder sam3_detr_decoder sam3_detr_encoder sam3_geometry_encoder sam3_mask_decoder
-        sam3_tracker_video_mask_decoder sam3_tracker_video_prompt_encoder sapiens2_head unlimited_ocr_vision
-        unlimited_ocr_vision_encoder videoprism videoprism_text_model videoprism_vision_model wavtokenizer
-        wavtokenizer_encoder""",
+        canary clvp clvp_decoder cohere_asr idefics_vision moshi_depth omniasr_ctc pp_doclayout_v2""",
 }
-REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+REFUSED = dict.fromkeys(FACTS["without_rope"], "it has no rotary embedding") | {
+    name: reason for reason, names in _REASONS.items() for name in names.split()
+}
