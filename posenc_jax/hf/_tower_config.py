@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
-from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW
 from posenc_jax.hf._models import PARTS, canonical_type
+from posenc_jax.hf._patches import parse_count
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._towers import OTHER_KEYS, TOWER_KEYS, TOWERS, tower_type
 from posenc_jax.hf._values import (
@@ -25,22 +24,23 @@ from posenc_jax.hf._values import (
 class TowerConfig(Values):
     """A tower's config, the facts of its model_type, and its rope settings."""
 
-    def __init__(self, values: Mapping[str, Any], model_type: str):
+    def __init__(self, values: Mapping[str, Any]):
+        """`values` as `parse_tower_config` returns them."""
         super().__init__(values)
-        self.model_type, self.facts = model_type, TOWERS[model_type]
+        self.facts = TOWERS[values["model_type"]]
         name = self.spelling(*RAW)
         self.settings = Values(parse_string_mapping(name, self.get(*RAW) or {}), name)
 
     def look_up(self, *names: str) -> dict[str, Any]:
-        """As for `Values`, under all names of a key."""
-        return super().look_up(*self._spellings(names))
+        """As for `Values`, under both names of a key."""
+        return super().look_up(*self._both(names))
 
     def is_null(self, *names: str) -> bool:
-        """As for `Values`, under all names of a key."""
-        return super().is_null(*self._spellings(names))
+        """As for `Values`, under both names of a key."""
+        return super().is_null(*self._both(names))
 
-    def _spellings(self, names: tuple[str, ...]) -> list[str]:
-        return [spelling for name in names for spelling in (name, self.facts.names.get(name, name))]
+    def _both(self, names: tuple[str, ...]) -> list[str]:
+        return [name for key in names for name in (key, self.facts.names.get(key, key))]
 
     def value(self, name: str) -> Any:
         """The value of a key, by default that of the class."""
@@ -48,29 +48,24 @@ class TowerConfig(Values):
 
     def count(self, name: str, least: int = 1) -> int:
         """The value of a key that counts something, by default that of the class."""
-        key, value = self.spelling(name), self.value(name)
-        value = checks.integer(key, value, least)
-        require(value < 2**16, "{} must be below 65,536, got {!r:.60}", key, value)
-        return value
+        return parse_count(self.spelling(name), self.value(name), least)
 
     def reject_unknown_keys(self) -> None:
         """Raises for a key that speaks of positions, or is near a known one, and that the class does not take."""
-        facts, reads = self.facts, f"model_type {self.model_type!r}"
-        self.settings.reject_unknown((*facts.settings, "type"), reads)
-        known = {"model_type", "head_dim", "rope_theta", *facts.keys, *facts.defaults, *facts.names.values()}
+        facts, reads = self.facts, f"model_type {self.values['model_type']!r}"
+        self.settings.reject_unknown({*facts.rope, "type"}, reads)
+        known = {"model_type", "head_dim", "rope_theta", *facts.keys}
         self.reject_unknown(known, reads, speaks_of_positions, OTHER_KEYS)
 
 
-def parse_tower_config(
-    config: Any, label: str = "config", depth: int = 4, part: Mapping[str, Any] = MappingProxyType({})
-) -> dict[str, Any]:
+def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:
     """The config of the tower in a config, at most `depth` levels deep; errors call the config `label`.
 
     `part` has the facts of a config that is a part of a composite.
     """
     require(depth, "config must hold its vision_config within four levels")
-    config, written = parse_config(config, label)
-    name = part["type"] if part.get("always") else written or part.get("type")
+    config, name = parse_config(config, label)
+    name = part["type"] if part.get("always") else name or part.get("type")
     composite, tower = PARTS.get(name or "", {}), tower_type(name)
     if not tower and not composite:
         reject_refused(name, REFUSED)
@@ -78,7 +73,7 @@ def parse_tower_config(
     parts = {} if name in TOWERS or composite and not keys else config.look_up(*TOWER_KEYS)
     if parts:
         towers = {
-            key: parse_tower_config(value, key, depth - 1, composite.get(key, {})) for key, value in parts.items()
+            key: parse_tower_config(value, composite.get(key, {}), key, depth - 1) for key, value in parts.items()
         }
         return agreed_value(towers)
     # An old tower may have the name of the whole model, but a whole model has no patch_size.

@@ -22,11 +22,11 @@ from posenc_jax.hf._vision_plan import VisionPlan
 def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """Layers of convolutions, which layer_types lists, have no positions."""
     count = len(plan.layers)
-    usual = ["conv" if i < 2 or i % 2 else "full_attention" for i in range(count)]
     types = config.get_list("layer_types")
-    types = usual if types is None else types
+    if types is None:
+        types = ["conv" if i < 2 or i % 2 else "full_attention" for i in range(count)]
     fits = len(types) == count and all(layer_type in ("conv", "full_attention") for layer_type in types)
-    require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, list(types))
+    require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, types)
     without = RotaryLayer(geometric(0), plan.layers[0].head_dim)
     layers = [without if layer_type == "conv" else layer for layer_type, layer in zip(types, plan.layers, strict=True)]
     return dataclasses.replace(plan, layers=tuple(layers))
@@ -72,8 +72,8 @@ def edgetam_video(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
     tower = config.get_mapping("vision_config").get_mapping("backbone_config")
-    tower = TowerConfig({**tower.values, "image_size": config.count("image_size")}, "sam3_vit_model")
-    shapes = {"image_size / patch_size": _grid_of(tower)}
+    tower = {**tower.values, "image_size": config.count("image_size"), "model_type": "sam3_vit_model"}
+    shapes = {"image_size / patch_size": _grid_of(TowerConfig(tower))}
     for name in config.look_up("memory_attention_rope_feat_sizes"):
         shapes[name] = _height_and_width(config, name)
     return _with_grid(plan, shapes=(agreed_value(shapes),))
@@ -99,12 +99,16 @@ def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 
 def efficientloftr(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
-    hidden, heads, name = config.count("hidden_size"), config.count("num_attention_heads"), "partial_rotary_factor"
-    require(hidden % heads == 0, "hidden_size = {} must be a multiple of {}", hidden, heads)
-    shares = config.settings.look_up(name) | config.look_up(name) or {f"{name}, where absent,": 4.0}
-    for key, value in shares.items():
-        fits = checks.number(key, value) == heads / 2
-        require(fits, "{} must be {}, half of the heads, got {}", key, heads / 2, value)
+    heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
+    shares = config.settings.look_up(name) | config.look_up(name) or {f"{name}, where absent,": config.facts.rope[name]}
+    share = agreed_value(shares)
+    require(
+        2 * checks.number(name, share) == heads,
+        "{} must be {}, half of the heads, got {}",
+        next(iter(shares)),
+        heads / 2,
+        share,
+    )
     return plan
 
 

@@ -1,7 +1,7 @@
 """What the code of vision towers does that no config.json contains.
 
-`facts.json` has what a release of transformers says itself: sizes, bases, rope settings, keys and their names. By hand stays
-here what no class says, read from the tower's `modeling_*.py`, and names of keys in files that its class does not take.
+`facts.json` has what a release of transformers says itself: sizes, bases, rope settings, keys and their names. By hand
+stays here what no class says, read from the tower's `modeling_*.py`, and keys of files that its class does not take.
 
 A field of `Tower` is a fact that at least two towers share. What one tower alone does is in `_tower_quirks.py`.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 from posenc_jax.hf._config import RAW
@@ -28,10 +27,9 @@ TowerTable = Literal[
     "by_coordinate",
     "fixed",
 ]
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tower:
     """The facts of a tower's model_type."""
 
@@ -56,39 +54,29 @@ class Tower:
     hidden: str = "hidden_size"
     heads: str | None = "num_attention_heads"  # hidden / heads features rotate together; None: hidden features
     depth: str = "num_hidden_layers"
-    names: Mapping[str, str] = _NOTHING  # keys → their other names
-    keys: frozenset[str] = frozenset()  # that its class has or takes, of those that may concern positions
-    defaults: Mapping[str, Any] = _NOTHING  # the class's values of keys
-    theta: float = 10_000.0  # the base by default
-    rope_types: tuple[str, ...] = ("axial", "default")  # transformers takes "default" for "axial"
-    settings: tuple[str, ...] = ()  # the keys of rope_parameters, if the class reads them
+    names: Mapping[str, str]  # keys → their other names
+    defaults: Mapping[str, Any]  # the class's values of keys
+    rope: Mapping[str, Any]  # and of rope settings
+    keys: frozenset[str]  # that its class has or takes, of those that may concern positions
+    other_rope_type: str = "default"  # in old files
 
 
-def _all(
-    types: str,
-    *,
-    names: Mapping[str, str] = _NOTHING,
-    defaults: Mapping[str, Any] = _NOTHING,
-    also: str = "",
-    **facts: Any,
-) -> dict[str, Tower]:
+def _all(types: str, *, also: str = "", **facts: Any) -> dict[str, Tower]:
     """Several types: the facts of their classes, and these; published files have the keys `also` too."""
-    return {name: Tower(**_of_release(name, names, defaults, also.split()) | facts) for name in types.split()}
-
-
-def _of_release(name: str, names: Mapping[str, str], defaults: Mapping[str, Any], also: list[str]) -> dict[str, Any]:
-    """The facts that the release of `facts.json` says itself, and these."""
-    facts = FACTS["towers"][name]
-    settings, defaults = facts.get("rope", {}), facts["defaults"] | defaults
-    pairs = (facts.get("names", {}) | names).items()
-    return {
-        "names": dict((key, other) if key in defaults else (other, key) for key, other in pairs),
-        "keys": frozenset({*also, *facts["keys"], *(RAW if settings else ()), *settings} - {"rope_type"}),
-        "defaults": defaults,
-        "theta": settings.get("rope_theta") or defaults["rope_theta"],
-        "rope_types": tuple(dict.fromkeys((settings.get("rope_type", "default"), "default"))),
-        "settings": tuple(settings),
-    }
+    result = {}
+    for name in types.split():
+        release = FACTS["towers"][name]
+        rope, names = release.get("rope", {}), release.get("names", {}) | facts.get("names", {})
+        defaults = release["defaults"] | facts.get("defaults", {})
+        known = {*also.split(), *release["keys"], *defaults, *names, *names.values(), *(RAW if rope else ())}
+        of_release = {
+            "rope": {"rope_theta": defaults.get("rope_theta"), "rope_type": "default"} | rope,
+            "names": names | {other: key for key, other in names.items()},
+            "defaults": defaults,
+            "keys": frozenset(known),
+        }
+        result[name] = Tower(**facts | of_release)
+    return result
 
 
 _DINO: Any = {"centres": True, "frames": False, "leading": 1}
@@ -153,7 +141,7 @@ TOWERS: dict[str, Tower] = {
         offset=1,
         frames=False,
         table="fixed",
-        rope_types=("default", "mllama4"),
+        other_rope_type="mllama4",
     ),
     **_all("sam3_vit_model", **_INTERLEAVED, frames=False, table="tiled"),
     **_all("gemma4_vision", **_COLUMN_FIRST, frames=False, table="by_coordinate", hidden="head_dim", heads=None),
@@ -172,10 +160,11 @@ TOWERS: dict[str, Tower] = {
         frames=False,
         heads=None,
         depth="num_attention_layers",
+        also="partial_rotary_factor",
     ),
 }
 # Keys of some tower, which are no misspellings.
-OTHER_KEYS = frozenset(key for tower in TOWERS.values() for key in (*tower.keys, *tower.defaults))
+OTHER_KEYS = frozenset(key for tower in TOWERS.values() for key in tower.keys)
 # The keys under which a composite config holds its tower.
 TOWER_KEYS = "vision_config", "thinker_config", "backbone_config", "vlm_config"
 _OLD_NAMES = {"mlcd": "mlcd_vision_model"}

@@ -64,8 +64,7 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     Reference:
       Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
     """
-    values = parse_tower_config(config)
-    return _plan(TowerConfig(values, values["model_type"]))
+    return _plan(TowerConfig(parse_tower_config(config, {})))
 
 
 def _plan(config: TowerConfig) -> VisionPlan:
@@ -74,7 +73,7 @@ def _plan(config: TowerConfig) -> VisionPlan:
     layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
     count = config.count(facts.depth)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
-    quirk = QUIRKS.get(config.model_type)
+    quirk = QUIRKS.get(config.values["model_type"])
     return quirk(config, plan) if quirk else plan
 
 
@@ -91,13 +90,14 @@ def _head_dim(config: TowerConfig) -> int:
 
 def _base(config: TowerConfig) -> float:
     """The base."""
-    facts, settings = config.facts, config.settings
+    rope, settings = config.facts.rope, config.settings
+    rope_types = sorted({rope["rope_type"], "default", config.facts.other_rope_type})
     for name, rope_type in settings.look_up("rope_type", "type").items():
-        checks.one_of(name, rope_type, facts.rope_types)
-    bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
+        checks.one_of(name, rope_type, rope_types)
     for values in (config, settings):
-        values.default_unless_null(facts.theta, "rope_theta")
-    return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, facts.theta))
+        values.default_unless_null(rope["rope_theta"], "rope_theta")
+    bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
+    return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, rope["rope_theta"]))
 
 
 def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
