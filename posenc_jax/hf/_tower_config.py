@@ -28,8 +28,8 @@ class TowerConfig(Values):
         """`values` as `parse_tower_config` returns them."""
         super().__init__(values)
         self.facts = TOWERS[values["model_type"]]
-        name = self.spelling(*RAW)
-        self.settings = Values(parse_string_mapping(name, self.get(*RAW) or {}), name)
+        name, settings = self.spelling(*RAW), self.get(*RAW)
+        self.settings = Values(parse_string_mapping(name, {} if settings is None else settings), name)
 
     def look_up(self, *names: str) -> dict[str, Any]:
         """As for `Values`, under both names of a key."""
@@ -54,7 +54,7 @@ class TowerConfig(Values):
         """Raises for a key that speaks of positions, or is near a known one, and that the class does not take."""
         facts, reads = self.facts, f"model_type {self.values['model_type']!r}"
         self.settings.reject_unknown({*facts.rope, "type"}, reads)
-        known = {"model_type", "head_dim", "rope_theta", *facts.keys}
+        known = *facts.keys, "model_type", "head_dim", "rope_theta"
         self.reject_unknown(known, reads, speaks_of_positions, OTHER_KEYS)
 
 

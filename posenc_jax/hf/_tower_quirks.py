@@ -13,6 +13,7 @@ from posenc_jax._frequencies.frequencies import geometric
 from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
+from posenc_jax.hf._patches import parse_count
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._tower_config import TowerConfig
 from posenc_jax.hf._values import agreed_value
@@ -92,8 +93,7 @@ def video_llama_3_vision(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """In published files position_embedding_type is "rope" and rope_mode is "3d"; no class reads them."""
     for name, usual in {"position_embedding_type": "rope", "rope_mode": "3d"}.items():
-        value = config.get(name, default=usual)
-        require(value == usual, "{} must be {!r}, got {!r:.60}", name, usual, value)
+        checks.one_of(name, config.get(name, default=usual), (usual,))
     return plan
 
 
@@ -146,6 +146,6 @@ def _grid_of(config: TowerConfig) -> tuple[int, int]:
 def _height_and_width(config: TowerConfig, name: str) -> tuple[int, int]:
     """(height, width), which a config has as width and height, or as one number if they are equal."""
     value = config.value(name)
-    sides = checks.positive_ints(name, (value, value) if isinstance(value, int) else value)
+    sides = (value, value) if isinstance(value, int) else checks.sequence(name, value, "a width and a height")
     require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
-    return sides[1], sides[0]
+    return parse_count(name, sides[1], 1), parse_count(name, sides[0], 1)

@@ -56,9 +56,12 @@ class Tower:
     depth: str = "num_hidden_layers"
     names: Mapping[str, str]  # keys → their other names
     defaults: Mapping[str, Any]  # the class's values of keys
-    rope: Mapping[str, Any]  # and of rope settings
-    keys: frozenset[str]  # that its class has or takes, of those that may concern positions
+    rope: Mapping[str, Any]  # and of rope settings; its base alone if it reads no settings
+    keys: tuple[str, ...]  # that its class has or takes, of those that may concern positions
     other_rope_type: str = "default"  # in old files
+
+
+_USUAL = {"rope_theta": 10_000.0, "rope_type": "default"}
 
 
 def _all(types: str, *, also: str = "", **facts: Any) -> dict[str, Tower]:
@@ -66,14 +69,14 @@ def _all(types: str, *, also: str = "", **facts: Any) -> dict[str, Tower]:
     result = {}
     for name in types.split():
         release = FACTS["towers"][name]
-        rope, names = release.get("rope", {}), release.get("names", {}) | facts.get("names", {})
-        defaults = release["defaults"] | facts.get("defaults", {})
-        known = {*also.split(), *release["keys"], *defaults, *names, *names.values(), *(RAW if rope else ())}
+        defaults, rope = release["defaults"], release.get("rope", _USUAL)
+        names = release.get("names", {}) | facts.get("names", {})
+        keys = *defaults, *names, *names.values(), *release.get("keys", ()), *also.split(), *(RAW if rope else ())
         of_release = {
-            "rope": {"rope_theta": defaults.get("rope_theta"), "rope_type": "default"} | rope,
+            "rope": rope or {"rope_theta": defaults["rope_theta"]},
             "names": names | {other: key for key, other in names.items()},
             "defaults": defaults,
-            "keys": frozenset(known),
+            "keys": tuple(dict.fromkeys(keys)),
         }
         result[name] = Tower(**facts | of_release)
     return result
@@ -92,7 +95,7 @@ _MEMORY: Any = _INTERLEAVED | {
 TOWERS: dict[str, Tower] = {
     # row, then column, half layout; squares of patches follow each other
     **_all("ernie4_5_vl_moe_vision glm5_next_vision glm_ocr_vision lfm3_vl_vision", squares=True),
-    **_all("qwen2_vl_vision", squares=True, hidden="embed_dim", defaults={"embed_dim": 1280}),
+    **_all("qwen2_vl_vision", squares=True, hidden="embed_dim"),
     **_all(
         "dots3_note_vision_encoder",
         squares=True,
@@ -148,8 +151,7 @@ TOWERS: dict[str, Tower] = {
     # other spectra
     **_all("pixtral", pairs="halved", frames=False),
     **_all("minimax_m3_vl_vision", axes=(0, 1, 2), squares=True, also="position_embedding_type rope_mode"),
-    **_all("dinov3_vit sapiens2", **_DINO),
-    **_all("eomt_dinov3", **_DINO, defaults={"num_blocks": 4, "num_queries": 200}),
+    **_all("dinov3_vit eomt_dinov3 sapiens2", **_DINO),
     # not of images, but of features or memories of images
     **_all("edgetam_video sam2_video sam3_tracker_video", **_MEMORY),
     **_all(

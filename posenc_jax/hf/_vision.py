@@ -91,9 +91,9 @@ def _head_dim(config: TowerConfig) -> int:
 def _base(config: TowerConfig) -> float:
     """The base."""
     rope, settings = config.facts.rope, config.settings
-    rope_types = sorted({rope["rope_type"], "default", config.facts.other_rope_type})
     for name, rope_type in settings.look_up("rope_type", "type").items():
-        checks.one_of(name, rope_type, rope_types)
+        options = {rope["rope_type"], "default", config.facts.other_rope_type}
+        checks.one_of(name, rope_type, tuple(sorted(options)))
     for values in (config, settings):
         values.default_unless_null(rope["rope_theta"], "rope_theta")
     bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
