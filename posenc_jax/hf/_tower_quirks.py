@@ -100,15 +100,9 @@ def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
 def efficientloftr(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
     heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
-    shares = config.settings.look_up(name) | config.look_up(name) or {f"{name}, where absent,": config.facts.rope[name]}
-    share = agreed_value(shares)
-    require(
-        2 * checks.number(name, share) == heads,
-        "{} must be {}, half of the heads, got {}",
-        next(iter(shares)),
-        heads / 2,
-        share,
-    )
+    share = agreed_value(config.look_up(name) | config.settings.look_up(name), config.facts.rope[name])
+    fits = 2 * checks.number(name, share) == heads
+    require(fits, "{} must be half of num_attention_heads = {}, got {!r}", name, heads, share)
     return plan
 
 

@@ -49,20 +49,21 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range, or the
-        tower is not known, does not rotate, or rotates in a way that a plan cannot express.
+      ValueError: if a key speaks of positions and its class does not take it, is near the name of a missing one, or
+        contradicts another, a value is outside its range, or the tower is not known, does not rotate, or rotates in a
+        way that a plan cannot express.
 
     Notes:
       - For 38 model types the library knows what transformers keeps in code: which coordinate rotates which pair, the
         layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned
-        table is resized. Missing rope settings have the defaults of the class.
-      - Every key about rotations must be understood.
+        table is resized. Missing sizes and rope settings have the values of the class; of keys that it does not take,
+        it ignores those that speak of no positions, and so does this.
       - SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models; to read the tower of
         SAM 3's tracker, pass its vision_config.
       - The plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
 
     Reference:
-      Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
+      Hugging Face transformers 5.24.0: vision_utils.py and the towers' own modules.
     """
     return _plan(TowerConfig(parse_tower_config(config, {})))
 
