@@ -10,7 +10,7 @@ from posenc_jax.hf._config import RAW
 from posenc_jax.hf._models import PARTS, canonical_type
 from posenc_jax.hf._patches import parse_count
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._towers import OTHER_KEYS, TOWER_KEYS, TOWERS, tower_type
+from posenc_jax.hf._towers import TOWER_KEYS, TOWERS, tower_type
 from posenc_jax.hf._values import (
     Values,
     agreed_value,
@@ -55,7 +55,7 @@ class TowerConfig(Values):
         facts, reads = self.facts, f"model_type {self.values['model_type']!r}"
         self.settings.reject_unknown({*facts.rope, "type"}, reads)
         known = *facts.keys, "model_type", "head_dim", "rope_theta"
-        self.reject_unknown(known, reads, speaks_of_positions, OTHER_KEYS)
+        self.reject_unknown(known, reads, speaks_of_positions)
 
 
 def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:

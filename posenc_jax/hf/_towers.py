@@ -58,7 +58,6 @@ class Tower:
     defaults: Mapping[str, Any]  # the class's values of keys
     rope: Mapping[str, Any]  # and of rope settings; its base alone if it reads no settings
     keys: tuple[str, ...]  # that its class has or takes, of those that may concern positions
-    other_rope_type: str = "default"  # in old files
 
 
 _USUAL = {"rope_theta": 10_000.0, "rope_type": "default"}
@@ -138,14 +137,7 @@ TOWERS: dict[str, Tower] = {
         table="linear_zeros_exchanged",
     ),
     **_all("inkling2_vision", **_INTERLEAVED, squares=True, offset=1, leading=1, table="linear"),
-    **_all(
-        "llama4_vision_model",
-        **_INTERLEAVED,
-        offset=1,
-        frames=False,
-        table="fixed",
-        other_rope_type="mllama4",
-    ),
+    **_all("llama4_vision_model", **_INTERLEAVED, offset=1, frames=False, table="fixed"),
     **_all("sam3_vit_model", **_INTERLEAVED, frames=False, table="tiled"),
     **_all("gemma4_vision", **_COLUMN_FIRST, frames=False, table="by_coordinate", hidden="head_dim", heads=None),
     # other spectra
@@ -165,8 +157,6 @@ TOWERS: dict[str, Tower] = {
         also="partial_rotary_factor",
     ),
 }
-# Keys of some tower, which are no misspellings.
-OTHER_KEYS = frozenset(key for tower in TOWERS.values() for key in tower.keys)
 # The keys under which a composite config holds its tower.
 TOWER_KEYS = "vision_config", "thinker_config", "backbone_config", "vlm_config"
 _OLD_NAMES = {"mlcd": "mlcd_vision_model"}

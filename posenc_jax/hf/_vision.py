@@ -93,8 +93,8 @@ def _base(config: TowerConfig) -> float:
     """The base."""
     rope, settings = config.facts.rope, config.settings
     for name, rope_type in settings.look_up("rope_type", "type").items():
-        options = {rope["rope_type"], "default", config.facts.other_rope_type}
-        checks.one_of(name, rope_type, tuple(sorted(options)))
+        # transformers takes "default" for "axial"
+        checks.one_of(name, rope_type, tuple(sorted({rope["rope_type"], "default"})))
     for values in (config, settings):
         values.default_unless_null(rope["rope_theta"], "rope_theta")
     bases = config.look_up("rope_theta") | settings.look_up("rope_theta")

@@ -44,6 +44,10 @@ def test_a_tower_within_a_model():
         assert read(config) == plan
     omni = {"model_type": "qwen2_5_omni", "thinker_config": {"vision_config": inner}}
     assert read(omni).grids == plan.grids
+    unsized = {"model_type": "hyperclovax_vision_v2", "vision_config": {"model_type": "qwen2_5_vl"}}
+    assert read(unsized) == read({"model_type": "qwen2_5_vl_vision"})
+    assert read({"model_type": "llava", "vision_config": PIXTRAL}) == read(PIXTRAL)
+    assert read({"model_type": "mlcd"}) == read({"model_type": "mlcd_vision_model"})
     assert read({"model_type": "colqwen2", "vlm_config": {"vision_config": {"embed_dim": 64, "num_heads": 1}}})
 
 
@@ -175,6 +179,7 @@ def test_grids_of_the_class():
     assert [layer.rotary_dim for layer in lfm.layers] == [0, 0, 64, 0, 64, 0]
     assert read({"model_type": "edgetam_video"}).grids[0].shapes == ((64, 64), (16, 16))
     assert read(LLAMA_4).grids[0].shapes == ((32, 32),)
+    assert read({"model_type": "inkling2_vision", "adapter_merge_size": 4}).grids[0].merge == 4
 
 
 # What is refused
@@ -210,6 +215,7 @@ BAD = [
     # which does not rotate
     (PLAIN | {"model_type": "vjepa2"}, "'vjepa2' is not read: it is a vision tower, and gives the two features of a pair different angles"),
     ({"model_type": "llava", "vision_config": {}}, "'clip_vision_model' is not read: it has no rotary embedding"),
+    ({"model_type": "hunyuan_vl", "vision_config": {}}, "'hunyuan_vl_vision' is not read: it has no rotary embedding"),
     ({"model_type": "perception_lm", "vision_config": {}}, "'timm_wrapper' is not read: it is any model of timm"),
     ({"model_type": "sam", "vision_config": {}}, "'sam' is not read: it has no rotary embedding: content_bias computes"),
     # a null, where no default applies
