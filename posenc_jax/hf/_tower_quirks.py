@@ -25,7 +25,7 @@ def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> VisionPlan:
     count = len(plan.layers)
     types = config.get_list("layer_types")
     if types is None:
-        types = ["conv" if i < 2 or i % 2 else "full_attention" for i in range(count)]
+        types = ["conv" if not i or i % 2 else "full_attention" for i in range(count)]
     fits = len(types) == count and all(layer_type in ("conv", "full_attention") for layer_type in types)
     require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, types)
     without = RotaryLayer(geometric(0), plan.layers[0].head_dim)

@@ -157,6 +157,7 @@ def test_sizes_and_bases_of_the_class():
             for other in (base, 77.0):
                 settings = {"rope_theta": other, "type": "default"}
                 assert read(config | {"rope_scaling": settings}) == read(config | {"rope_theta": other})
+    assert read(SAM_2 | {"memory_attention_rope_theta": 77.0}) == read(SAM_2 | {"rope_theta": 77.0})
 
 
 def test_other_names_of_keys():
