@@ -14,7 +14,6 @@ from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._rewrites import REWRITERS
 from posenc_jax.hf._tower_quirks import QUIRKS
-from posenc_jax.hf._towers import REFUSED as TOWERS_REFUSED
 from posenc_jax.hf._towers import TOWERS, Tower
 
 VALUES = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded"
@@ -176,8 +175,8 @@ def tower_pairs(tower: Tower) -> str:
 
 def tower_facts(tower: Tower) -> Iterator[str]:
     """Where the patches of a tower are, and what else its code does."""
-    if tower.theta != Tower.theta:
-        yield f"base {tower.theta:,.0f}"
+    if tower.rope["rope_theta"] != 10_000:
+        yield f"base {tower.rope['rope_theta']:,.0f}"
     if tower.centres:
         yield "coordinates are centres from -1 to 1, in cycles"
     if tower.offset:
@@ -186,7 +185,7 @@ def tower_facts(tower: Tower) -> Iterator[str]:
         more = " and `num_register_tokens` registers" if "num_register_tokens" in tower.defaults else ""
         yield f"a class token{more} before the patches, at 0"
     if tower.squares:
-        yield f"squares of `{tower.squares}` follow each other"
+        yield "squares of `spatial_merge_size` follow each other"
     if tower.windows:
         yield f"windows of `{tower.windows}` follow each other"
     if tower.table != "none":
@@ -207,11 +206,6 @@ def towers() -> Iterator[str]:
     yield "| --- | --- | --- | --- |"
     for (pairs, layout, notes), types in sorted(groups.items(), key=lambda item: sorted(item[1])):
         yield f"| {names(types)} | {pairs} | {layout} | {notes[0].upper()}{notes[1:]} |"
-    yield ""
-    yield "| not read as a vision tower | why |"
-    yield "| --- | --- |"
-    for reason in dict.fromkeys(TOWERS_REFUSED.values()):
-        yield f"| {names([name for name, why in TOWERS_REFUSED.items() if why == reason])} | {reason} |"
 
 
 def frames(model: Multimodal) -> str:

@@ -112,10 +112,10 @@ def _model_of(config: Any) -> tuple[Values, Multimodal]:
     if name is None:
         raise invalid("model_type is missing: it says how a model places images and videos")
     if name in THINKERS:
-        thinker = parse_string_mapping("thinker_config", config.get_required("thinker_config"))
-        config = Values(thinker, "thinker_config")
-        name, inner_name = THINKERS[name], config.get_string("model_type")
-        require(inner_name in (None, name), "thinker_config.model_type must be {!r}, got {!r:.60}", name, inner_name)
+        key, name = "thinker_config", THINKERS[name]
+        config = Values(parse_string_mapping(key, config.get_required(key)), key)
+        inner_name = config.get("model_type", default=name)
+        require(inner_name == name, "{}.model_type must be {!r}, got {!r:.60}", key, name, inner_name)
     reject_refused(name, REFUSED)
     if name not in MULTIMODAL:
         raise invalid(
@@ -144,13 +144,13 @@ def _part(config: Values, name: str, key: str) -> Values:
 def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
     kinds, names = np.zeros(tokens.shape, np.int8), {}
-    for kind, name in ((IMAGE, "image"), (VIDEO, "video"), (AUDIO, "audio")):
-        default = getattr(facts, name)
+    for kind, (name, default) in enumerate(
+        {"image": facts.image, "video": facts.video, "audio": facts.audio}.items(), IMAGE
+    ):
         if default is not None:
             token = _token(config, f"{name}_token", default)
-            message = "the token of {} must differ from that of {}, got {}"
-            require(token not in names, message, name, names.get(token), token)
-            names[token] = name
+            other = names.setdefault(token, name)
+            require(other == name, "the token of {} must differ from that of {}, got {}", name, other, token)
             kinds[tokens == token] = kind
     if facts.video_edges:
         edges = zip(("video_start_token", "video_end_token"), facts.video_edges, strict=True)
@@ -171,15 +171,15 @@ def _grids(
     videos = spans.parse_grids(
         "video_grids", video_grids, merge, video_seconds, steps_name="video_seconds", frames=frames
     )
-    if facts.video is None and facts.video_edges is None:
+    if facts.video is None and not facts.video_edges:
         require(not videos, "video_grids must be empty: the model takes no videos, got {}", len(videos))
-    if facts.rate is None:
-        unread = "video_seconds must not be given: the model does not read them, got {!r:.60}"
-        require(video_seconds is None, unread, video_seconds)
-    else:
+    if facts.rate:
         missing = "video_seconds must be given: the times of frames depend on them"
         require(video_seconds is not None or not videos, missing)
         videos = [_with_times(config, facts, facts.rate, grid) for grid in videos]
+    else:
+        unread = "video_seconds must not be given: the model does not read them, got {!r:.60}"
+        require(video_seconds is None, unread, video_seconds)
     if facts.separate_frames:
         videos = [frame for grid in videos for frame in spans.frames_of(grid)]
     return deque(images), deque(videos)

@@ -60,9 +60,7 @@ class PatchGrid:
     def __post_init__(self) -> None:
         """Checks the fields."""
         for name in ("merge", "window", "leading", "trailing", "offset", "inside"):
-            value = checks.integer(name, getattr(self, name), 0)
-            require(value < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, parse_count(name, getattr(self, name)))
         for name in ("centres", "timed", "frames"):
             object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
         shapes = checks.sequence("shapes", self.shapes, "(height, width)")
@@ -72,6 +70,13 @@ class PatchGrid:
         require(not (self.centres and (self.offset or self.timed)), "centres must have no offset and no frames")
 
 
+def parse_count(name: str, value: Any, least: int = 0) -> int:
+    """`value` as a number of patches, tokens, layers or features, of at least `least`."""
+    value = checks.integer(name, value, least)
+    require(value < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
+    return value
+
+
 def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
     """The coordinates of an image's tokens, (tokens, axes), in the tower's order."""
     frames, height, width = _parse_shape(grid, shape)
@@ -79,8 +84,7 @@ def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
         height = width = grid.inside
     count = frames * height * width + grid.leading + grid.trailing
     require(count < _LIMIT, "shape must have fewer than 2³¹ tokens, got {!r:.60}", shape)
-    time, row, column = np.indices((frames, height, width)).reshape(3, -1)
-    patches: Any = np.stack([time, row, column][0 if grid.timed else 1 :], -1)[_order(grid, time, row, column)]
+    patches: Any = _ordered(grid, (frames, height, width))[0 if grid.timed else 1 :].T
     if grid.centres:
         patches = ((2 * patches + 1) / np.array([height, width]) - 1).astype(np.float32)
     else:
@@ -90,19 +94,19 @@ def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
 
 def patch_indices(grid: PatchGrid, shape: Any) -> tuple[int, int, np.ndarray, np.ndarray]:
     """Height and width, and the row and the column of each patch in the tower's order."""
-    frames, height, width = _parse_shape(grid, shape)
-    time, row, column = np.indices((frames, height, width)).reshape(3, -1)
-    order = _order(grid, time, row, column)
-    return height, width, row[order], column[order]
+    sides = _parse_shape(grid, shape)
+    return *sides[1:], *_ordered(grid, sides)[1:]
 
 
-def _order(grid: PatchGrid, time: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray | slice:
-    """The indices of the patches, counted row by row, in the tower's order."""
+def _ordered(grid: PatchGrid, sides: tuple[int, int, int]) -> np.ndarray:
+    """The frame, the row and the column of each patch in the tower's order, (3, patches)."""
+    time, row, column = indices = np.indices(sides).reshape(3, -1)
     m = grid.merge
-    window = grid.window * m or max(row.max(), column.max()) + 1
     if m == 1 and not grid.window:
-        return slice(None)
-    return np.lexsort((column, row, column // m, row // m, column // window, row // window, time))
+        return indices
+    window = grid.window * m or max(sides)
+    order = np.lexsort((column, row, column // m, row // m, column // window, row // window, time))
+    return indices[:, order]
 
 
 def _parse_shape(grid: PatchGrid, shape: Any) -> tuple[int, int, int]:

@@ -19,6 +19,7 @@ _REASONS = {
         edgetam_video efficientloftr eomt_dinov3 sam2_video sam3 sam3_tracker_video""",
     "it is a vision tower, and gives the two features of a pair different angles, which is no rotation": "vjepa2",
     "it matches points of images by learned projections of their coordinates": "lightglue",
+    "it is any model of timm, whose config does not say how it rotates": "timm_backbone timm_wrapper",
     "it forecasts time series, and normalizes and scales features after the rotation": "timesfm2_5",
     "it rotates its values too, and does not rotate the outputs of attention back": "clvp_encoder",
     "it rotates by the index of the head, not by the position": "neucodec xcodec2",

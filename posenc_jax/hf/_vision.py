@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from posenc_jax._frequencies.axes import join
@@ -11,17 +10,13 @@ from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
-from posenc_jax.hf._layers import count_of
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._tower_config import TowerConfig, parse_count, parse_tower_config
+from posenc_jax.hf._tower_config import TowerConfig, parse_tower_config
 from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import Tower
-from posenc_jax.hf._values import agreed_value, check_agreement, speaks_of_positions
+from posenc_jax.hf._values import agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
-
-# In the names of keys that set the order of the patches, or the tokens that are added.
-_ORDER = re.compile("window_size|fullatt|global_attn|merge_size|merge_kernel|register_tokens|pos_enc|freqs?_|rotat")
 
 
 @public
@@ -54,70 +49,56 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, not known, not used or contradicts another, a value is outside its range, or the
-        tower is not known, does not rotate, or rotates in a way that a plan cannot express.
+      ValueError: if a key speaks of positions and its class does not take it, is near the name of a missing one, or
+        contradicts another, a value is outside its range, or the tower is not known, does not rotate, or rotates in a
+        way that a plan cannot express.
 
     Notes:
       - For 38 model types the library knows what transformers keeps in code: which coordinate rotates which pair, the
         layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned
-        table is resized. Missing rope settings have the defaults of the class.
-      - Every key about rotations must be understood.
+        table is resized. Missing sizes and rope settings have the values of the class; of keys that it does not take,
+        it ignores those that speak of no positions, and so does this.
       - SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models; to read the tower of
         SAM 3's tracker, pass its vision_config.
       - The plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
 
     Reference:
-      Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
+      Hugging Face transformers 5.24.0: vision_utils.py and the towers' own modules.
     """
-    return _plan(TowerConfig(parse_tower_config(config)))
+    return _plan(TowerConfig(parse_tower_config(config, {})))
 
 
 def _plan(config: TowerConfig) -> VisionPlan:
-    facts = config.facts
-    count, head_dim = count_of(config, facts.depth), _head_dim(config)
+    config.reject_unknown_keys()
+    facts, head_dim = config.facts, _head_dim(config)
     layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
+    count = config.count(facts.depth)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
-    if config.model_type in QUIRKS:
-        plan = QUIRKS[config.model_type](config, plan)
-    reads = f"model_type {config.model_type!r}"
-    for settings in config.settings:
-        settings.reject_unknown(("rope_theta", "rope_type", "type", *facts.settings), reads)
-    config.reject_unknown(facts.keys, reads, lambda key: speaks_of_positions(key) or bool(_ORDER.search(key)))
-    return plan
+    quirk = QUIRKS.get(config.values["model_type"])
+    return quirk(config, plan) if quirk else plan
 
 
 def _head_dim(config: TowerConfig) -> int:
     """The number of features that rotate together."""
-    facts, head_dims = config.facts, config.look_up("head_dim")
+    facts, hidden = config.facts, config.count(config.facts.hidden)
     if not facts.heads:
-        (name,) = facts.hidden
-        width = config.get(name, default=facts.defaults.get(name))
-        require(width is not None, "{} is missing", name)
-        return checks.size(name, width)
-    name = config.spelling(*facts.hidden)
-    hidden, heads = config.get_integer(*facts.hidden), config.get_integer(*facts.heads)
-    rate = "memory_attention_downsample_rate"
-    heads *= parse_count(config, rate, facts.defaults[rate]) if rate in facts.defaults else 1
+        return hidden
+    name, rate = config.spelling(facts.hidden), "memory_attention_downsample_rate"
+    heads = config.count(facts.heads) * (config.count(rate) if rate in facts.defaults else 1)
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
-    check_agreement({f"{name} / heads": hidden // heads} | head_dims)
-    return checks.size("head_dim", hidden // heads)
+    return agreed_value({f"{name} / heads": hidden // heads} | config.look_up("head_dim"))
 
 
 def _base(config: TowerConfig) -> float:
-    """The base; the rope settings hold nothing else but a rope type of the tower."""
-    facts, bases = config.facts, {}
-    outside = config.look_up(*facts.base_keys)
-    require(not config.is_null(*facts.base_keys), "{} is missing", " or ".join(facts.base_keys))
-    if facts.ignores_settings:
-        outside = outside or {f"the base of model_type {config.model_type!r}": facts.theta}
-    for settings in config.settings:
-        require(not settings.is_null("rope_theta"), "{}rope_theta is missing", settings.label)
-        spellings = outside | settings.look_up("rope_theta")
-        bases[next(iter(spellings), settings.name)] = agreed_value(spellings, facts.theta)
-        for key, rope_type in settings.look_up("rope_type", "type").items():
-            checks.one_of(key, rope_type, facts.rope_types)
-    bases = bases or outside
-    return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, facts.theta))
+    """The base."""
+    rope, settings = config.facts.rope, config.settings
+    for name, rope_type in settings.look_up("rope_type", "type").items():
+        # transformers takes "default" for "axial"
+        checks.one_of(name, rope_type, tuple(sorted({rope["rope_type"], "default"})))
+    for values in (config, settings):
+        values.default_unless_null(rope["rope_theta"], "rope_theta")
+    bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
+    return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, rope["rope_theta"]))
 
 
 def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
@@ -132,27 +113,22 @@ def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
     elif facts.pairs == "alternating":
         count = of_axis.num_pairs
         result = result[[i + axis * count for i in range(count) for axis in range(axes)]]
-    return linear_scaling(result, 1 / (2 * math.pi)) if facts.in_cycles else result
+    return linear_scaling(result, 1 / (2 * math.pi)) if facts.centres else result
 
 
 def _grid(config: TowerConfig) -> PatchGrid:
     """How patches are counted."""
-    facts, registers, window = config.facts, "num_register_tokens", 0
-    leading = facts.leading
-    if registers in facts.defaults:
-        leading += parse_count(config, registers, facts.defaults[registers], 0)
-    merge = parse_count(config, facts.squares, 2) if facts.squares else 1
-    if facts.windows == "pos_emb_height":
-        window = parse_count(config, facts.windows, 32)
-    elif facts.windows:
-        side = parse_count(config, facts.windows, 112)
-        patch = parse_count(config, "patch_size", 14)
+    facts, registers = config.facts, "num_register_tokens"
+    merge = config.count("spatial_merge_size") if facts.squares else 1
+    window = config.count(facts.windows) if facts.windows else 0
+    if facts.windows == "window_size":  # in pixels
+        patch, side = config.count("patch_size"), window
         window = side // merge // patch
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
     return PatchGrid(
         merge=merge,
         window=window,
-        leading=leading,
+        leading=facts.leading + (config.count(registers, 0) if registers in facts.defaults else 0),
         offset=facts.offset,
         centres=facts.centres,
         timed=len(facts.axes) == 3,
