@@ -388,18 +388,22 @@ def evidence(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """In neither tier: compares with transformers and timm; `-- --record` writes tests/oracles/recorded.
 
-    `-- --newest` takes the newest transformers instead, and first prints what it changed, as text for an issue.
+    `-- --newest` takes the newest transformers instead, and first prints what it changes in posenc_jax/hf/facts.json,
+    as text for an issue; `-- --facts` writes that file from it.
     With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too. With those of
     record_authors.py, `-- --record-authors PROPE FOPE XTUNER SELECTIVE_ROPE DROPE` writes two more.
     """
     offline = CPU | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     folder = "tests/huggingface/parity"
-    if session.posargs[:1] == ["--newest"]:
+    if session.posargs[:1] in (["--newest"], ["--facts"]):
         # The next run pins its release again.
         Path(session.virtualenv.location, "installed.txt").unlink(missing_ok=True)
         session.install("-e", ".", *group("parity"))
         session.install("-U", "transformers")
-        session.run("python", f"{folder}/changes.py", env=offline)
+        if session.posargs[0] == "--facts":
+            session.run("python", f"{folder}/record_facts.py", env=offline)
+            return
+        session.run("python", f"{folder}/record_facts.py", "--diff", env=offline)
         session.run("pytest", folder, *session.posargs[1:], env=offline)
         return
     if session.posargs[:1] not in (["--record"], ["--record-authors"]):
@@ -411,7 +415,7 @@ def parity(session: nox.Session) -> None:
         session.run("python", f"{folder}/record_authors.py", *session.posargs[1:], env=offline)
         return
     session.run("python", f"{folder}/record.py", env=offline)
-    names = "towers positions axes relative_bias attention masks placed_biases content_biases nulls pope defaults"
+    names = "towers positions axes relative_bias attention masks placed_biases content_biases nulls pope"
     names += " layers turns"
     for name in names.split():
         session.run("python", f"{folder}/record_{name}.py", env=offline)

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from posenc_jax import hf
 from posenc_jax.hf._composite import parse_text_config
 from posenc_jax.hf._models import MODELS, Model, canonical_type
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
@@ -54,24 +55,10 @@ def recorded() -> set[str]:
     return {name for name in map(canonical_type, types) if name}
 
 
-# The releases of transformers that the facts were compared with.
-COMPARED = "5.23.0", "5.24.0"
-
-
-def releases() -> dict[str, set[str]]:
-    """The model types of each release whose defaults are recorded, oldest first."""
-    result: dict[str, set[str]] = {}
-    types: dict[str, Any] = {}
-    defaults = json.loads((VALUES / "hf_defaults.json").read_text(encoding="utf-8"))
-    for release, changes in defaults["releases"].items():
-        types = types | changes
-        result[release] = {name for name, values in types.items() if values is not None}
-    return result
-
-
-def compared(name: str, types: dict[str, set[str]]) -> str:
-    """The compared releases that have a type; a dash if none has it."""
-    return ", ".join(release for release in COMPARED if name in types[release]) or "–"
+def in_transformers() -> tuple[set[str], str]:
+    """The model types of the release of transformers that the facts are of, and its number."""
+    kept = json.loads((pathlib.Path(hf.__file__).parent / "facts.json").read_text(encoding="utf-8"))
+    return {*kept["types"], *kept["parts"], *kept["without_rope"]}, kept["transformers"]
 
 
 def census() -> Iterator[str]:
@@ -258,10 +245,10 @@ def multimodal() -> Iterator[str]:
 def lines() -> Iterator[str]:
     """The lines of the page's tables."""
     groups: dict[tuple[Any, ...], list[str]] = {}
-    types_of = releases()
+    of_release, release = in_transformers()
     for name, model in MODELS.items():
         hashable = dataclasses.replace(model, thetas=model.thetas and tuple(model.thetas.items()))
-        groups.setdefault((hashable, REWRITERS.get(name), compared(name, types_of)), []).append(name)
+        groups.setdefault((hashable, REWRITERS.get(name), name in of_release), []).append(name)
     yield f"## Read: {len(MODELS)} model types"
     yield ""
     yield "| model types | transformers | pairs | where no key says otherwise |"
@@ -270,7 +257,8 @@ def lines() -> Iterator[str]:
         model, rewrite = MODELS[types[0]], REWRITERS.get(types[0])
         text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
         text += f". {rewrite.__doc__}" if rewrite else ""
-        yield f"| {names(types)} | {compared(types[0], types_of)} | {model.layout} | {text[0].upper()}{text[1:]} |"
+        has_it = release if types[0] in of_release else "–"
+        yield f"| {names(types)} | {has_it} | {model.layout} | {text[0].upper()}{text[1:]} |"
     yield ""
     yield from census()
     yield ""

@@ -74,12 +74,18 @@ def parse_sinks(sinks: Any, query: jax.Array) -> jax.Array | None:
     return sharding.resharded(sinks, spec, query)
 
 
+def parse_window(window: Any) -> tuple[int | None, int | None]:
+    """(left, right), the numbers of keys on each side that a query sees; None for no bound."""
+    is_pair = isinstance(window, tuple) and len(window) == 2
+    require_type(is_pair, "window", "a pair (left, right) of integers or None", window)
+    left, right = (n if n is None else checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
+    return left, right
+
+
 def parse_settings(causal: Any, window: Any, soft_cap: Any, scale: float, block_size: Any) -> Settings:
     """The settings that are plain values."""
     causal, block_size = checks.flag("causal", causal), checks.positive_int("block_size", block_size)
-    is_pair = isinstance(window, tuple) and len(window) == 2
-    require_type(is_pair, "window", "a pair (left, right) of integers or None", window)
-    window = tuple(n if n is None else checks.integer(f"window[{i}]", n, 0) for i, n in enumerate(window))
+    window = parse_window(window)
     if soft_cap is not None:  # in these bounds neither scores divided by it nor their derivatives leave float32
         soft_cap = checks.positive("logits_soft_cap", soft_cap)
         bounds = "logits_soft_cap must be from 1e-30 to 1e30, or None for no bound, got {}"

@@ -1,7 +1,7 @@
 """Converts a Hugging Face config.json to a plan of how each layer rotates its queries and keys, and back.
 
 `rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower, and `positions_from_tokens`
-where a multimodal model places images and videos among text.
+where a multimodal model places images and videos among text. `frequencies_from_rope_parameters` needs no config.
 
 Tested against transformers 5.23.0 and 5.24.0, which need not be installed. Every key about rotations must be
 understood: ignoring one would silently give a wrong model.
@@ -12,6 +12,7 @@ from posenc_jax.hf._parameters import HeadScale
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
+from posenc_jax.hf._spectrum import frequencies_from_rope_parameters
 from posenc_jax.hf._vision import vision_rotary_from_config
 from posenc_jax.hf._vision_plan import VisionPlan
 from posenc_jax.hf._write import plan_to_config
@@ -23,6 +24,7 @@ __all__ = [
     "RotaryLayer",
     "RotaryPlan",
     "VisionPlan",
+    "frequencies_from_rope_parameters",
     "plan_to_config",
     "positions_from_tokens",
     "rotary_from_config",

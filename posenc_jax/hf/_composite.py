@@ -37,9 +37,9 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
             meant = near(key, keys) if isinstance(value, Mapping) else None
             require(not meant, "the key {} = {!r:.60} is not read: is {} meant?", key, value, meant)
         tower = next(iter(composite.look_up("vision_config", "audio_config")), None)
-        message = "text_config is missing beside {}, with the language model of model_type {!r}"
         is_whole = not model_type or canonical_type(model_type) or model_type in REFUSED
-        require(not tower or is_whole or composite.look_up("num_hidden_layers"), message, tower, model_type)
+        missing = not is_whole and (model_type in PARTS or tower and not composite.look_up("num_hidden_layers"))
+        require(not missing, "text_config is missing, with the language model of model_type {!r}", model_type)
         return dict(composite.values), {}
     reject_refused(model_type, REFUSED)
     parsed = {key: parse_text_config(part, depth - 1, key) for key, part in parts.items()}
@@ -71,6 +71,6 @@ def _defaults(part: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any
     settings = [Values(text).get_mapping(name) for name in RAW if isinstance(text.get(name), Mapping)]
     if Values(text).look_up("rope_theta") or any(mapping.look_up("rope_theta") for mapping in settings):
         defaults.pop(RAW[1], None)
-    elif any(mapping.values for mapping in settings):
-        defaults |= {"rope_theta": mapping["rope_theta"] for mapping in [defaults.pop(RAW[1], None)] if mapping}
+    elif RAW[1] in defaults and any(mapping.values for mapping in settings):
+        defaults["rope_theta"] = defaults.pop(RAW[1])["rope_theta"]
     return defaults

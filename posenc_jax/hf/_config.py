@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._jax.errors import invalid, require
-from posenc_jax.hf._models import OTHER_KEYS, MODELS, UNNAMED, Model, canonical_type
+from posenc_jax.hf._models import MODELS, OTHER_KEYS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import (
     Values,
     check_agreement,
-    equal,
     parse_string_mapping,
     reject_refused,
     speaks_of_positions,
@@ -49,7 +48,7 @@ _COMMON = frozenset(
         "layer_types",
     }
     | {"head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", ORIGINAL}
-    | {"num_key_value_heads", "per_layer_config", "dual_chunk_attention_config", "rotary_dim", "rope_dim"}
+    | {"num_key_value_heads", "per_layer_config", "rotary_dim", "rope_dim"}
 )
 
 
@@ -123,8 +122,8 @@ def model_of(values: Mapping[str, Any]) -> Model:
     name = Values(values).get_string("model_type")
     if not name:
         return UNNAMED
-    reject_refused(name, REFUSED)
     canonical_name = canonical_type(name)
+    reject_refused(name, {} if canonical_name else REFUSED)
     # A tower may have the name of the whole model.
     if canonical_name is None or canonical_name != name and values.get("patch_size"):
         raise invalid(

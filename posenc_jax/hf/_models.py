@@ -1,6 +1,6 @@
 """What the code of each model_type does that no config.json contains.
 
-`facts.json` has what a release of transformers says itself; `nox -s parity -- --facts` writes it. By hand stays here what no
+`facts.json` has what a release of transformers says itself; `nox -s parity -- --facts` writes it. By hand stays what no
 class says, read from the model's `modeling_*.py`, and all of the models whose code is not in transformers.
 
 A field of `Model` is a fact that at least two model types share. What one type alone does is a rewriter, in
@@ -69,9 +69,9 @@ class Model:
     # The base and the settings
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the rope settings by default
     theta: float | None = 10_000.0  # the base by default; None: it must be given
-    thetas: Mapping[str, tuple[str, float]] | None = None  # layer type → the key of its base in old configs, default
+    bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)  # layer type → (old key, default)
     changed_default: ChangedDefault | None = None  # the one of these bases that differs between releases
-    scaled_types: tuple[str, ...] = ("full_attention",)  # of `thetas`, the layer types that an old rope_scaling scales
+    scaled_types: tuple[str, ...] = ("full_attention",)  # of `bases`, those that an old rope_scaling scales
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
     null_settings: bool = False  # a null in them: layers of this type have no positions
 
@@ -100,6 +100,7 @@ class Model:
         return not self.keys or key in self.keys or key in self.reads
 
 
+_FULL, _SLIDING, _INDEXED = "full_attention", "sliding_attention", "indexed_attention"
 # Defaults of the class that are not values of keys: settings hold them, or the code does not read them.
 _NO_VALUES = "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta".split()
 _IF_READ = "rotary_dim attention_head_dim kv_channels position_embedding_type".split()
@@ -113,11 +114,12 @@ def _of_release(name: str, reads: tuple[str, ...]) -> dict[str, Any]:
     if not facts:
         return {}
     settings = facts.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"}) or {}
-    nested = any(value is None or isinstance(value, dict) for value in settings.values())
+    nested = facts.get("by_layer_type", False)
     theta, share = facts.get("theta"), settings.get("partial_rotary_factor")
     theta = theta if isinstance(theta, float) else settings.get("rope_theta", 10_000.0)
     unread = {*_NO_VALUES, *_LISTS, *(key for key in _IF_READ if key not in reads)}
-    values, mapped = facts.get("defaults", {}), facts.get("names", {}).items()
+    values = facts.get("defaults", {}) | {key: facts[key] for key in ("global_head_dim",) if key in facts}
+    mapped = facts.get("names", {}).items()
     names = dict((key, name) if key in values else (name, key) for name, key in mapped if name != "num_key_value_heads")
     pattern, types = facts.get("pattern"), facts.get("layer_types", "full_attention")
     return {
@@ -127,17 +129,30 @@ def _of_release(name: str, reads: tuple[str, ...]) -> dict[str, Any]:
         "defaults": {key: value for key, value in values.items() if key not in unread},
         "settings": settings,
         "nested": nested,
-        "null_settings": nested and None in settings.values(),
+        "bases": _bases(settings, facts.get("legacy", {})) if nested else {},
+        "null_settings": nested and any(value is None for value in settings.values()),
         "theta": theta,
         "derives_head_dim": "null_head_dim" in facts,
         "partial": share or (1.0 if facts.get("partial") and settings.get("rope_type") == "default" else None),
-        "latent": "scaled" if facts.get("latent") else None,
+        "latent": "scaled" if {"qk_nope_head_dim", "qk_rope_head_dim"} <= values.keys() else None,
         "pattern": Pattern(**pattern) if pattern else None,
         "default_type": "full_attention" if pattern else None if isinstance(types, list) else types,
+        "never_rotates": facts.get("never", False),
+        "sliding_only": facts.get("types_without_positions") == [_FULL],
+        "all_without_window": facts.get("all_without_window", False),
         "sections": tuple(settings.get("mrope_section", facts["sections"])) if "sections" in facts else None,
         "interleaved_sections": facts.get("interleaved_sections", False),
         "no_rope_interval": values.get("no_rope_layer_interval"),
     }
+
+
+def _bases(settings: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+    """Of each layer type, the old key of its base and the default; nothing unless all have one."""
+    result = {}
+    for key, where in legacy.items():
+        for layer_type in [where] if isinstance(where, str) else where:
+            result[layer_type] = key, settings[layer_type]["rope_theta"]
+    return result if result.keys() == settings.keys() else {}
 
 
 def _all(
@@ -152,7 +167,7 @@ def _all(
     """Several types: the facts of their classes, and these; their code reads the keys `also` too."""
     reads, result = (*reads, *also.split()), {}
     for name in types.split():
-        model = _of_release(name, reads) | facts | {"reads": reads}
+        model: dict[str, Any] = _of_release(name, reads) | facts | {"reads": reads}
         model |= {"default_type": "full_attention"} if "pattern" in facts else {}
         model |= {key: {**model.get(key, {}), **value} for key, value in {"defaults": defaults, "names": names}.items()}
         model["defaults"] = {key: value for key, value in model["defaults"].items() if value is not None}
@@ -160,39 +175,38 @@ def _all(
     return result
 
 
-def _head(head_dim: int) -> Any:
+def _head(head_dim: int | None) -> Any:
     return {"defaults": {"head_dim": head_dim}}
 
 
 _NEOX = "rotary_emb_base", "rotary_pct"
 _LATENT: Any = {"layout": "interleaved", "latent": "scaled"}
-_GEMMA3 = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
+_SPARSE = "compressed_sparse_attention", "heavily_compressed_attention"
 _MODERNBERT: Any = {
-    "nested": False,
-    "thetas": {"full_attention": ("global_rope_theta", 160_000.0), "sliding_attention": ("local_rope_theta", 1e4)},
-    "scaled_types": ("full_attention", "sliding_attention"),
+    "scaled_types": (_FULL, _SLIDING),
     "pattern": Pattern(3, "global_attn_every_n_layers", phase=0),
 }
-_OLMO3 = {"full_attention": ("rope_theta", 5e5), "sliding_attention": ("rope_theta", 5e5)}
-_IN_TURN: Any = {"interleaved_sections": True}
 
 MODELS: dict[str, Model] = {
     # nothing more than the class says
     **_all(
-        "apertus apertus1p5_text arcee aria_text bailing_hybrid bitnet blt_global_transformer blt_local_decoder "
-        "blt_local_encoder blt_patcher chameleon csm csm_depth_decoder_model cwm dbrx deepseek_ocr2_encoder "
-        "dia_decoder dia_encoder diffllama doge dory "
-        "dots1 dots3_note_audio_encoder emu3_text_model eurobert "
-        "evolla EvollaModel falcon flex_olmo gemma gemma2 glm glm4 glm4_moe "
-        "glm4v_moe_text glm4v_text glm_image_text glm_ocr_text glmasr_encoder gradium_phonon_tts granite "
-        "granite4_vision_text granite_docling_text granitemoe granitemoeshared gte helium higgs_audio_v2 hrm_text hy_v3 "
-        "hyperclovax idefics internlm3 iquestcoder jais2 jina_embeddings_v3 lasr_encoder llama mimi "
-        "mimi_decoder mimi_encoder minicpm3 minimax ministral mistral mixtral moonshine moshi muse_glimmer_assistant "
-        "nemotron3_diarization_audio olmo olmo2 olmoe paddleocr_vl_text phi phi3 phi4_multimodal phimoe "
-        "pocket_tts pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder "
-        "diffusion_gemma_text embedding_gemma2_text gemma4_text gemma4_unified_text qwen2 qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_moe qwen3_next "
-        "roformer sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 t5_gemma_module ultrabert "
-        "vaultgemma voxtral_realtime_encoder voxtral_realtime_text"
+        "afmoe apertus apertus1p5_text arcee aria_text bailing_hybrid bitnet blt_global_transformer "
+        "blt_local_decoder blt_local_encoder blt_patcher chameleon cohere2 cosmos3_edge_text csm "
+        "csm_depth_decoder_model cwm dbrx deepseek_ocr2_encoder dia_decoder dia_encoder diffllama "
+        "diffusion_gemma_text doge dory dots1 dots3_note_audio_encoder embedding_gemma2_text emu3_text_model "
+        "eurobert evolla EvollaModel exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text "
+        "gemma3n_text gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_image_text "
+        "glm_ocr_text glmasr_encoder gpt_oss gradium_phonon_tts granite granite4_vision_text granite_docling_text "
+        "granitemoe granitemoeshared gte helium higgs_audio_v2 hrm_text hy_v3 hyperclovax idefics internlm3 "
+        "iquestcoder jais2 jamba jina_embeddings_v3 kolibri1 lara_mini lasr_encoder llama mimi mimi_decoder "
+        "mimi_encoder minicpm3 minimax ministral mistral mixtral moonshine moshi muse_glimmer_assistant "
+        "nemotron3_diarization_audio olmo olmo2 olmoe openai_privacy_filter paddleocr_vl_text pe_audio_encoder "
+        "pe_audio_video_encoder pe_video_encoder phi phi3 phi4_multimodal phimoe pocket_tts "
+        "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder qwen2 "
+        "qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_5_moe_text "
+        "qwen3_5_text qwen3_moe qwen3_next qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text "
+        "qwen3_omni_moe_text roformer sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 t5_gemma_module "
+        "t5gemma2_decoder t5gemma2_text ultrabert vaultgemma voxtral_realtime_encoder voxtral_realtime_text"
     ),
     # the base, in one release and in another
     **_all("falcon_h1 kyutai_speech_to_text", changed_default=ChangedDefault("5.0", 1e5)),
@@ -217,28 +231,30 @@ MODELS: dict[str, Model] = {
     **_all("nomic_bert", reads=("rope_theta", "rotary_emb_base", "rotary_emb_fraction")),
     **_all("gptj codegen", reads=("rotary_dim",), partial=1.0),
     **_all("jetmoe", reads=("rope_theta", "kv_channels"), **_head(128)),
-    # the layout, and the share of rope settings without one
-    **_all("gpt_oss", layout="half"),
-    **_all("openai_privacy_filter pe_audio_encoder pe_audio_video_encoder pe_video_encoder", layout="interleaved"),
+    # the share of rope settings without one
     **_all(
         "laguna mellum moonshine_streaming nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp zaya",
         partial=1.0,
     ),
-    **_all("step3p5", also="yarn_only_types use_rope_layers", partial=1.0),
+    **_all("step3p5", also="yarn_only_types use_rope_layers", bases={}, partial=1.0),
     **_all(
-        "mimo_v2 mimo_v2_flash", also="swa_rope_theta", partial=0.334, whole_if_scaled=True, nested=True, **_head(192)
+        "mimo_v2 mimo_v2_flash",
+        also="swa_rope_theta",
+        partial=0.334,
+        whole_if_scaled=True,
+        nested=True,
+        bases={_FULL: ("rope_theta", 5e6), _SLIDING: ("swa_rope_theta", 1e4)},
+        **_head(192),
     ),
     **_all("molmo2_text", nested=None),
     # layers without positions
-    **_all("afmoe cohere2 flint lara_mini", sliding_only=True),
-    **_all("exaone4 exaone_moe kolibri1", sliding_only=True, all_without_window=True),
     **_all(
         "exaone4_5_text",
         sliding_only=True,
         all_without_window=True,
         pattern=Pattern(4, "sliding_window_pattern"),
     ),
-    **_all("cohere2_moe muse_glimmer_text muse_spark_text olmo_hybrid", no_rope_interval=0),
+    **_all("cohere2_moe muse_glimmer_text muse_spark_text olmo_hybrid", sliding_only=False, no_rope_interval=0),
     **_all(
         "zamba2",
         reads=("rope_theta", "attention_head_dim"),
@@ -246,21 +262,25 @@ MODELS: dict[str, Model] = {
         defaults={"head_dim": None, "attention_head_dim": None},
     ),
     **_all("llama4_text", names={"no_rope_layer_interval": "nope_layer_interval"}, query_scale="llama4"),
-    **_all("jamba glm5_next_text kimi_linear", layout="half", never_rotates=True),
-    **_all("nemotron_h", reads=("attention_head_dim",), never_rotates=True),
+    **_all("glm5_next_text kimi_linear", latent=None),
+    **_all("nemotron_h", reads=("attention_head_dim",)),
     # a spectrum for each layer type
-    **_all("gemma3_text t5gemma2_text t5gemma2_decoder", thetas=_GEMMA3, nested=False),
-    **_all("gemma3n_text", thetas=_GEMMA3, nested=False, pattern=Pattern(5)),
     **_all("modernbert", **_MODERNBERT),
     **_all("modernbert-decoder", **_MODERNBERT, changed_default=ChangedDefault("5.0", 160_000.0, "local_rope_theta")),
-    **_all("olmo3", thetas=_OLMO3, nested=False, changed_default=ChangedDefault("5.13", 1e4)),
+    **_all(
+        "olmo3",
+        bases={_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)},
+        changed_default=ChangedDefault("5.13", 1e4),
+    ),
     **_all(
         "dots3_note_text",
         also="swa_qk_nope_head_dim swa_head_dim",
+        settings={},
+        bases={_SLIDING: ("swa_rope_theta", 5e4), _FULL: ("rope_theta", 8e7), _INDEXED: ("rope_theta", 8e7)},
         latent="unscaled",
         indexer=Indexer("interleaved", 128),
     ),
-    **_all("neomme", partial=1.0, sections=(), **_IN_TURN),
+    **_all("neomme", partial=1.0, sections=(), interleaved_sections=True),
     **_all("beam", query_scale="beam"),
     # latent attention
     **_all("axk1 deepseek_v3 glm4_moe_lite sarvam_mla youtu", also="rope_interleave"),
@@ -275,41 +295,39 @@ MODELS: dict[str, Model] = {
     **_all(
         "mistral_large4_text",
         also="learned_log_factor query_scales indexer_query_scales",
+        settings=FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
         no_rope_interval=4,
         indexer=Indexer("interleaved", 128),
     ),
     **_all("hy_v4", also="indexer_part", indexer=Indexer("half", 128)),
-    **_all("hy_v4_vl_text", also="indexer_part", indexer=Indexer("interleaved", 128), **_IN_TURN),
+    **_all("hy_v4_vl_text", also="indexer_part", indexer=Indexer("interleaved", 128)),
     **_all(
         "deepseek_v4",
         latent="unscaled",
         also="rope_on_values indexer_part compress_ratios compress_rates",
         indexer=Indexer("interleaved", 128),
+        bases={_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
+        scaled_types=_SPARSE,
+        settings={},
         defaults={"qk_rope_head_dim": None},
     ),
     **_all("minimax_m3_vl_text", defaults={"index_head_dim": None}, indexer=Indexer("half", 128)),
     **_all("ministral3", query_scale="beta"),
     # positions of several coordinates
     **_all("ernie4_5_vl_moe_text", also="mrope_alternating"),
-    **_all(
-        "cosmos3_edge_text qwen3_5_moe_text qwen3_5_text qwen3_omni_moe_talker_text qwen3_omni_moe_text", **_IN_TURN
-    ),
-    **_all("qwen3_vl_text qwen3_vl_moe_text", changed_default=ChangedDefault("5.0", 5e6), **_IN_TURN),
-    **_all("qwen3_omni_moe_talker_code_predictor", sections=None),
-    **_all("cohere_compass_text", nested=True, null_settings=True, sections=(24, 20, 20), **_IN_TURN),
-    **_all(
-        "qwen4_exp_text",
-        indexer=Indexer("half"),
-        **_IN_TURN,
-    ),
+    **_all("qwen3_vl_text qwen3_vl_moe_text", changed_default=ChangedDefault("5.0", 5e6)),
+    **_all("cohere_compass_text", null_settings=True),
+    **_all("qwen4_exp_text", indexer=Indexer("half")),
     # not in transformers: as in the code with which the models were published
     **_all(
-        "aquila baichuan deepseek Dream dream internlm internlm2 internlmxcomposer2 mimo minicpm minicpmo minicpmv "
-        "orion PanguEmbedded qwen2_mtp qwen2_mtp_sensevoice RefinedWeb RefinedWebModel sdar_moe solar "
-        "xverse Yi nemotron-nas nemotron_nas deci"
+        "aquila baichuan deepseek Dream dream internlm internlm2 mimo minicpm orion PanguEmbedded RefinedWeb "
+        "RefinedWebModel sdar_moe solar xverse Yi"
+    ),
+    **_all(
+        "deci internlmxcomposer2 minicpmo minicpmv nemotron-nas nemotron_nas qwen2_mtp qwen2_mtp_sensevoice", theta=None
     ),
     **_all("llada", also="rope_full_precision alibi_bias_max block_type"),
-    **_all("molmo", also="use_position_ids"),
+    **_all("molmo", also="use_position_ids", theta=None),
     **_all(
         "openelm",
         also="rope_max_length",
@@ -343,7 +361,8 @@ MODELS: dict[str, Model] = {
 }
 # Keys that some class or published file has, which are no misspellings.
 OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("keys", ())).union(
-    "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa".split()
+    "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa "
+    "use_mlp rope_global_base_freq".split()
 )
 # Composites: the key of each part → the type that its class gives it where the file names none.
 PARTS: dict[str, Any] = FACTS["parts"]
@@ -368,9 +387,9 @@ UNNAMED = Model(
         "learned_log_factor", "rope_on_values",
     ),
     keys=frozenset(
-        "layer_types layers_block_type no_rope_layers no_rope_layer_interval qk_nope_head_dim index_head_dim "
-        "indexer_head_dim sliding_window global_head_dim n_layer n_layers num_layers decoder_num_hidden_layers n_embd d_model "
-        "n_head n_heads decoder_num_attention_heads".split()
+        "layer_attention layer_types layers_block_type no_rope_layers no_rope_layer_interval qk_nope_head_dim "
+        "index_head_dim indexer_head_dim sliding_window global_head_dim n_layer n_layers num_layers n_embd "
+        "decoder_num_hidden_layers d_model n_head n_heads decoder_num_attention_heads".split()
     ),
     nested=None,
     null_settings=True,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from posenc_jax._attention.parser import parse_window
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._frequencies.parser import parse_static
 from posenc_jax._jax import checks
@@ -21,6 +22,7 @@ from posenc_jax._rotary.rotation import RotationSettings
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import ROLES, Role
 from posenc_jax.hf._parameters import HeadScale, shapes_of
+from posenc_jax.hf._table import html_of, text_of
 
 
 @jax.tree_util.register_static
@@ -103,6 +105,13 @@ class RotaryLayer:
       settings: the rope settings, complete and sorted, for `plan_to_config` to write.
       learned_log_factor: the name of a learned parameter $\alpha$, a number for each pair, whose frequency is
         $\omega_i e^{\alpha_i}$; None if frequencies are not learned.
+      kind: the layer type, as transformers names it: "full_attention", "sliding_attention", "conv" and so on. It and
+        the next three are None where they are not known, and `rotate` does not apply them.
+      window: (left, right), as `posenc_jax.attention` takes it, with causal=True in a decoder, whose window bounds the
+        left alone; (None, None) without a window.
+      chunk: the number of tokens of the chunks within which a layer attends (Llama 4), which are no window.
+      score_scale: the factor of the scores, softmax_scale included: the `scale` of `posenc_jax.attention` for queries
+        rotated with `scaled=False`.
     """
 
     frequencies: Frequencies
@@ -110,6 +119,10 @@ class RotaryLayer:
     query_scale: QueryScale | HeadScale | None = None
     settings: tuple[tuple[str, Any], ...] = dataclasses.field(default=(), repr=False)
     learned_log_factor: str | None = None
+    kind: str | None = None
+    window: tuple[int | None, int | None] | None = None
+    chunk: int | None = None
+    score_scale: float | None = None
 
     @public
     def __post_init__(self) -> None:
@@ -126,6 +139,13 @@ class RotaryLayer:
             f = self.frequencies
             fits = f.dim and f.num_axes == 1 and f.precision == "exact"
             require(fits, "frequencies must be exact, of one coordinate, with a learned_log_factor, got {!r}", f)
+        require_type(self.kind is None or isinstance(self.kind, str), "kind", "a string or None", self.kind)
+        if self.window is not None:
+            object.__setattr__(self, "window", parse_window(self.window))
+        if self.chunk is not None:
+            object.__setattr__(self, "chunk", checks.positive_int("chunk", self.chunk))
+        if self.score_scale is not None:
+            object.__setattr__(self, "score_scale", checks.number("score_scale", self.score_scale))
 
     @property
     def rotary_dim(self) -> int:
@@ -177,6 +197,13 @@ class RotaryPlan:
         fits = self.indexer is None or isinstance(self.indexer, RotaryPlan)
         require_type(fits, "indexer", "a RotaryPlan or None", self.indexer)
         checks.flag("rotates_values", self.rotates_values)
+
+    def __str__(self) -> str:
+        """A table, a row for each group of equal layers; notebooks show it too."""
+        return text_of(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:

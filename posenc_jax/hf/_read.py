@@ -10,17 +10,18 @@ from posenc_jax._frequencies.frequencies import geometric
 from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
-from posenc_jax._jax.errors import invalid, prefixed, public, require
+from posenc_jax._jax.errors import prefixed, public, require
+from posenc_jax.hf._attending import with_attention
 from posenc_jax.hf._composite import parse_text_config
-from posenc_jax.hf._config import Config, layer_overrides, model_of, with_class_values
+from posenc_jax.hf._config import LAYOUT_FLAGS, Config, layer_overrides, model_of, with_class_values
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
-from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._models import Model
+from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
 from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
-from posenc_jax.hf._settings import base_of, class_settings, rope_settings, settings_by_type
+from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
 from posenc_jax.hf._values import Values, agreed_value
 
 
@@ -51,7 +52,8 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
         "dynamic" and "longrope", whose frequencies depend on it. Use one length for the lifetime of a KV cache.
 
     Returns:
-      RotaryPlan: layers (frequencies, head_dim, query_scale), layout, part, softmax_scale; `rotate` applies it.
+      RotaryPlan: layers (frequencies, head_dim, query_scale, window, …), layout, part, softmax_scale; `rotate` applies
+        it, and `print` shows it as a table.
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
@@ -94,14 +96,19 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     Config(values, model).reject_unknown_keys()
     values = rewritten(with_class_values(values, model))
     model = model_of(values)
-    if not (model.thetas or any(settings.values for settings in rope_settings(values))):
-        values["rope_parameters"] = class_settings(values, model)
     spellings = rope_settings(values)
-    plans = [_plan(values, model, settings, layout, length) for settings in reversed(spellings)]
-    if plans[0] != plans[-1]:  # transformers takes rope_scaling
-        both = " contradicts ".join(f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
-        raise invalid(f"{both}: write all settings into one of them, the base of the model too")
-    return plans[0]
+    if len(spellings) == 1:
+        return _plan(values, model, spellings[0], layout, length)
+    try:
+        plan, other = (_plan(values, model, settings, layout, length) for settings in spellings)
+    except ValueError as error:
+        plan, other, reason = None, 0, f" ({str(error).removeprefix(prefixed(''))})"
+    else:
+        reason = ""
+    shown = (f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
+    message = "{} contradicts {}{}: write all settings into one of them, the base of the model too"
+    require(plan == other, message, *shown, reason)
+    return other  # of rope_parameters
 
 
 def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:
@@ -109,25 +116,15 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
     config = Config(values, model)
     layers = with_written_scales(config, "query_scales", _all_layers(config, settings, length))
     layout = _layout(config, layout)
-    _check_chunks(config, length)
     completed = [dict(items) for items in dict.fromkeys(layer.settings for layer in layers) if items]
     depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
     length = length if depends_on_length else None
     indexer = _indexer(config, layers, length)
     rotates_values = "rope_on_values" in config.model.reads and config.get_flag("rope_on_values")
+    softmax_scale = _softmax_scale(completed)
+    layers = with_attention(config, layers, softmax_scale)
     part = "last" if config.latent and completed else "first"
-    return RotaryPlan(tuple(layers), layout, part, _softmax_scale(completed), length, indexer, rotates_values)
-
-
-def _check_chunks(config: Config, length: int | None) -> None:
-    """Raises beyond one chunk of Qwen2.5-1M: dual-chunk attention equals plain RoPE only within one."""
-    chunks = config.get_mapping("dual_chunk_attention_config")
-    if chunks.values:
-        longest = chunks.get_integer("chunk_size") - chunks.get_integer("local_size")
-        reason = "dual-chunk attention equals plain RoPE only within one chunk"
-        if length is None:
-            raise invalid(f"length must be given, at most {longest}: {reason}")
-        require(length <= longest, "length must be at most {}: {}, got {}", longest, reason, length)
+    return RotaryPlan(tuple(layers), layout, part, softmax_scale, length, indexer, rotates_values)
 
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:
@@ -161,18 +158,13 @@ def _all_layers(config: Config, settings: Values, length: int | None) -> list[Ro
     for i, (layer_type, base) in enumerate(zip(types, bases, strict=True)):
         layer_settings = by_type.get(layer_type) if rotates[i] and base != 0 else None
         layer_values = overrides.get(i, {})
-        key = layer_type, base, layer_settings is None, _identity(layer_values)
+        key = layer_type, base, layer_settings is None, repr(layer_values)
         if key not in shared:
             shared[key] = _layer(
                 Config({**config.values, **layer_values}, config.model), layer_type, layer_settings, base, length
             )
         layers.append(shared[key])
     return layers
-
-
-def _identity(values: Mapping[str, Any]) -> frozenset[Any]:
-    """A key that is equal only for values that are read alike; 1, 1.0 and True are not."""
-    return frozenset((k, type(v), v if isinstance(v, (str, int, float)) else id(v)) for k, v in values.items())
 
 
 def _layer(
@@ -196,20 +188,17 @@ def _layer(
 
 def _layout(config: Config, layout: Any) -> Layout:
     """Which features make a pair, as the caller, the model's code or the config says, in this order."""
-    model, names = config.model, ("rope_interleave", "rope_interleaved", "rotary_emb_interleaved")
-    # A value that is not a flag is an error even if the caller overrules it.
-    layouts: dict[str, Layout] = {n: "interleaved" if config.get_flag(n) else "half" for n in config.look_up(*names)}
-    is_set = names[0] in model.reads and bool(layouts)
-    # rope_traditional is MLX's; where positions have coordinates, `interleaved` may be about these.
-    others = ("rope_traditional", "interleaved") if model.sections is None else ("rope_traditional",)
-    layouts |= {n: "interleaved" if config.get_flag(n) else "half" for n in config.look_up(*others)}
-    written = config.look_up(*layouts)
+    model, own = config.model, LAYOUT_FLAGS[0]
+    # Where positions have coordinates, `interleaved` may be about these.
+    written = config.look_up(*LAYOUT_FLAGS[: None if model.sections is None else -1])
+    layouts: dict[str, Layout] = {name: "interleaved" if config.get_flag(name) else "half" for name in written}
     if layout is not None:
         return checks.layout("layout", layout)
-    if names[0] in model.reads and not is_set:
-        config.default_unless_null(model.layout == "interleaved" or None, names[0])  # a null means halves
-    if model.layout and not is_set:
-        layouts[f"the layout of model_type {config.model_type!r}"] = model.layout
+    if own not in model.reads or own not in layouts:
+        if own in model.reads:
+            config.default_unless_null(model.layout == "interleaved" or None, own)  # a null means halves
+        if model.layout:
+            layouts[f"the layout of model_type {config.model_type!r}"] = model.layout
     require(layouts, 'layout must be given, "half" or "interleaved", for a config without a model_type')
     return agreed_value(layouts, written=written)
 

@@ -27,7 +27,7 @@ from posenc_jax.hf._rewriting import (
     take_settings,
 )
 from posenc_jax.hf._rope import SHARES
-from posenc_jax.hf._settings import check_base_kept, rope_settings
+from posenc_jax.hf._settings import rope_settings
 from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping
 
 _SHARE = SHARES[0]
@@ -35,28 +35,14 @@ _SHARE = SHARES[0]
 # A spectrum for each layer type
 
 
-def _check_bases(config: Config, bases: Mapping[str, str]) -> None:
-    """Raises if the older key of a layer type's base contradicts the base in its settings."""
-    settings = Values(config).get_mapping("rope_parameters")
-    for layer_type, key in bases.items():
-        check_agreement(settings.get_mapping(layer_type).look_up("rope_theta") | Values(config).look_up(key))
-
-
 def mimo_v2(config: Config) -> None:
     """hybrid_layer_pattern: 1 for a sliding layer, whose base is swa_rope_theta; the settings are for full layers."""
-    flags, values = take_flags(config, "hybrid_layer_pattern"), Values(config)
+    flags = take_flags(config, "hybrid_layer_pattern")
     if flags is not None:
         put_types(config, "hybrid_layer_pattern", [SLIDING if flag else FULL for flag in flags])
-    take_only(config, values.get_integer("head_dim", default=192), "swa_head_dim")
-    if is_nested(config):  # transformers 5 keeps the older keys beside them
-        if config.get("swa_rope_theta") is not None:
-            _check_bases(config, {SLIDING: "swa_rope_theta", FULL: "rope_theta"})
-    elif flags is not None:
-        base = values.get_required("swa_rope_theta")
-        outside = {key: config.pop(key, None) for key in ("rope_theta", _SHARE)}
-        full = extended(take_settings(config), **outside)
-        sliding = extended({"rope_theta": base}, partial_rotary_factor=full.get(_SHARE))
-        config["rope_parameters"] = {FULL: full, SLIDING: sliding}
+    take_only(config, Values(config).get_integer("head_dim"), "swa_head_dim")
+    if not is_nested(config):
+        config["rope_scaling"] = take_settings(config)
 
 
 def _put_lists(config: Config, types: Sequence[Any], more: str = "", **lists: str) -> None:
@@ -146,17 +132,15 @@ def dots3(config: Config) -> None:
         config["layer_types"] = [FULL if x else SLIDING for x in full]
     types = [str(layer_type) for layer_type in values.get_list("layer_types") or ()]
     width, head_dim = values.get_integer("qk_rope_head_dim"), values.get_number("head_dim", 256)
-    if not values.look_up("rope_parameters"):
-        bases = values.get_number("rope_theta", 8e7), values.get_number("swa_rope_theta", 5e4)
-        config["rope_parameters"] = {x: {"rope_theta": bases[x == SLIDING]} for x in types}
-        config.pop("rope_theta", None)
     if not values.look_up("per_layer_config"):
         sliding_dim, nope = values.get_number("swa_head_dim", 256), values.get_number("swa_qk_nope_head_dim", 192)
         rotated = values.get_number("swa_qk_rope_head_dim", sliding_dim - nope)
         widths = {"qk_nope_head_dim": int(nope), "qk_rope_head_dim": int(rotated)}
         config["per_layer_config"] = {str(i): widths for i, x in enumerate(types) if x == SLIDING}
-    settings = values.get_mapping("rope_parameters")
-    config["rope_parameters"] = {x: _without_share(settings.get_mapping(x), head_dim, width) for x in settings.values}
+    if values.look_up("rope_parameters"):
+        settings = values.get_mapping("rope_parameters")
+        inner = {x: _without_share(settings.get_mapping(x), head_dim, width) for x in settings.values}
+        config["rope_parameters"] = inner
     _without_share(values, head_dim, width)
     config.pop(_SHARE, None)
 
@@ -249,7 +233,7 @@ def qwen(config: Config) -> None:
     if values.get_flag("use_dynamic_ntk", default=True):
         refuse(config, *RAW)
         length = checks.length("seq_length", values.get_required("seq_length"))
-        config["rope_scaling"] = {"rope_type": "dynamic_steps", "max_position_embeddings": length}
+        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": length}
     config["max_position_embeddings"] = None
     config["use_logn_attn"] = values.get_flag("use_logn_attn", default=True)
     config.pop("use_dynamic_ntk", None)
@@ -282,7 +266,7 @@ def internlm(config: Config) -> None:
     factor, rope_type = settings.get_number("scaling_factor", 1.0), settings.get("type", default="origin")
     if checks.one_of("rotary.type", rope_type, ("origin", "dynamic")) == "dynamic":
         refuse(config, *RAW)
-        config["rope_scaling"] = {"rope_type": "dynamic", "factor": factor}
+        config["rope_scaling"] = {"type": "dynamic", "factor": factor}
 
 
 def fixed_base(config: Config) -> None:
@@ -348,7 +332,6 @@ def hy_v4(config: Config) -> None:
 # Values that rotate, and what is learned
 
 _TYPES_OF_V4 = {0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
-_BASES_OF_V4 = {"main": "rope_theta", "compress": "compress_rope_theta"}
 
 
 def deepseek_v4(config: Config) -> None:
@@ -362,43 +345,30 @@ def deepseek_v4(config: Config) -> None:
     require(width < head_dim, "head_dim must be more than the {} features that rotate, got {}", width, head_dim)
     take_only(config, width, "qk_rope_head_dim")
     take_only(config, head_dim - width, "qk_nope_head_dim")
-    settings = {
-        name: _without_share(Values(of_type, f"rope_parameters.{name}"), head_dim, width)
-        for name, of_type in _settings_of_v4(config, outer_share).items()
-    }
-    for name in ("rope_theta", "compress_rope_theta", _SHARE, "head_dim"):
+    label, outer = rope_settings(config)[0].name, take_settings(config)
+    for name in (_SHARE, "head_dim"):
         config.pop(name, None)
     config |= {"qk_nope_head_dim": head_dim - width, "qk_rope_head_dim": width, "rope_on_values": True}
     config |= {"layer_types": types, "indexer_part": "last"}
-    config["rope_parameters"] = {x: settings["main" if x == SLIDING else "compress"] for x in types}
-
-
-def _settings_of_v4(config: Config, outer_share: float | None) -> dict[str, dict[str, Any]]:
-    """The settings "main" of sliding layers, and "compress" of the others."""
-    spellings = rope_settings(config)
-    label, bases = spellings[0].name, {name: Values(config).look_up(key) for name, key in _BASES_OF_V4.items()}
-    outer = take_settings(config)
-    if any(isinstance(outer.get(name), Mapping) for name in _BASES_OF_V4):
-        refuse({"model_type": config["model_type"], **outer}, *(outer.keys() - _BASES_OF_V4.keys()))
-        result = {}
-        for name in _BASES_OF_V4:
-            of_type = Values(outer, label).get_required(name)
-            inner = Values({_SHARE: outer_share, **parse_mapping(f"{label}.{name}", of_type)}, f"{label}.{name}")
+    if any(isinstance(outer.get(name), Mapping) for name in ("main", "compress")):
+        refuse({"model_type": config["model_type"], **outer}, *(outer.keys() - {"main", "compress"}))
+        by_name = {}
+        for name in ("main", "compress"):
+            of_type = parse_mapping(f"{label}.{name}", Values(outer, label).get_required(name))
+            inner = Values({_SHARE: outer_share, **of_type}, f"{label}.{name}")
             inner.get_required(_SHARE)  # transformers would rotate the whole head
-            check_agreement({f"{label}.{name}.rope_theta": inner.get_required("rope_theta")} | bases[name])
-            result[name] = dict(inner.values)
-        return result
+            inner.get_required("rope_theta")  # and take the other base
+            by_name[name] = _without_share(inner, head_dim, width)
+        config["rope_parameters"] = {x: by_name["main" if x == SLIDING else "compress"] for x in types}
+        return
     rope_types = [outer.get("rope_type"), outer.get("type")]
     message = "rope_type 'deepseek_yarn' has an amplitude of its own: write 'yarn', and attention_factor if it has one"
     require("deepseek_yarn" not in rope_types, message)
-    if not any(bases.values()) and outer.get("rope_theta") is None:
-        for spelling in spellings:
-            check_base_kept(spelling)
-    main, compress = agreed_value(bases["main"], 1e4), agreed_value(bases["compress"], 160_000.0)
-    check_agreement({"rope_theta": main} | Values(outer, label).look_up("rope_theta"))
-    scaled = ({"attention_factor": 1.0} if "yarn" in rope_types else {}) | outer
+    check_agreement({"rope_theta": values.get("rope_theta", default=1e4)} | Values(outer, label).look_up("rope_theta"))
+    scaled = {"attention_factor": 1.0} if "yarn" in rope_types else {}
+    scaled |= _without_share(Values(outer, label), head_dim, width)
     scaled = extended(scaled, original_max_position_embeddings=config.get(ORIGINAL))
-    return {"main": {"rope_theta": main}, "compress": scaled | {"rope_theta": compress}}
+    config["rope_scaling"] = {key: value for key, value in scaled.items() if key != "rope_theta"}
 
 
 def _layer_types_of_v4(config: Config) -> list[str]:
@@ -413,7 +383,7 @@ def _layer_types_of_v4(config: Config) -> list[str]:
         require(types in (None, of_ratios), "compress_ratios contradicts layer_types = {!r:.60}", types)
         return [*of_ratios]
     if types is None:
-        return [names[1]] * count  # or [2], in turn: both have the settings "compress"
+        return [names[1 if i > 2 and i % 2 else 2] for i in range(count)]
     require(all(layer_type in names for layer_type in types), "layer_types must be of {}, got {!r:.60}", names, types)
     return [*types]
 

@@ -87,7 +87,7 @@ class Rope:
         """The length that the model was trained for before its frequencies were scaled."""
         inside, outside = self.settings.look_up(ORIGINAL), self.config.look_up(ORIGINAL)
         check_agreement(inside | outside)  # releases and types differ in which one wins
-        spellings = inside if self.settings.of_layer_type or self.config.model.thetas else inside | outside
+        spellings = inside if self.settings.of_layer_type or self.config.model.bases else inside | outside
         message = (
             "{}{} is missing: write the length that the model was trained for before its scaling; transformers takes "
             "max_position_embeddings = {!r:.60}, which may be that after it"
@@ -152,7 +152,7 @@ def _yarn(rope: Rope) -> tuple[Settings, Make]:
     factor = rope.factor() if settings.is_null("factor") else rope.required_factor()
     truncate = settings.get("truncate", default=True)
     message = "{}truncate = False, which transformers does not read in settings for a layer type"
-    is_read = not (settings.of_layer_type or rope.config.model.thetas)
+    is_read = not (settings.of_layer_type or rope.config.model.bases)
     require(truncate is not False or is_read, message, settings.label)
     original = rope.original()
     mscale, all_dim = settings.get_number("mscale", None), settings.get_number("mscale_all_dim", None)

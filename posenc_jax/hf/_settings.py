@@ -9,7 +9,6 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW, VERSION, Config
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
-from posenc_jax.hf._models import Model
 from posenc_jax.hf._rope import SHARES, rope_type_of
 from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping, parse_string_mapping
 
@@ -28,28 +27,36 @@ def rope_settings(values: Mapping[str, Any]) -> list[Values]:
     return [settings for settings in result if settings.values] or [Values({}, "rope_parameters")]
 
 
-def class_settings(values: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The rope settings of the class, for a config without any; keys outside them stand for theirs."""
-    given = values.keys() & model.reads
-    outside = {"rope_theta"} if model.changed_default or given.intersection(_BASES) else set()
+def _class_settings(config: Config, layer_type: str) -> dict[str, Any]:
+    """The rope settings of the class for a layer type, without those for which keys outside them stand."""
+    model, given = config.model, config.values.keys() & config.model.reads
+    settings = model.settings.get(layer_type, {}) if model.nested else model.settings
+    outside = {"rope_theta"} if model.bases or model.changed_default or given.intersection(_BASES) else set()
     outside |= {SHARES[0]} if given.intersection((*SHARES, "rotary_dim")) else set()
-    return {key: value for key, value in model.settings.items() if key not in outside}
+    return {key: value for key, value in settings.items() if key not in outside}
 
 
 def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
     """The rope settings of each layer type; a type with None, or without an entry, has no positions."""
-    model, distinct_types = config.model, sorted(set(types))
+    model, name = config.model, settings.name
     if any(key in types or isinstance(value, Mapping) for key, value in settings.values.items()):
-        is_read = model.nested is not False or model.thetas and settings.name == "rope_parameters"
         message = "{} must hold one set of settings, not those of layer types, got {!r:.60}"
-        require(is_read, message, settings.name, settings.values)  # transformers ignores them, or fails
+        is_read = model.nested is not False and not (model.bases and name == RAW[0])
+        require(is_read, message, name, settings.values)  # transformers ignores them, or fails
         return _nested(config, settings, types)
     _check_types(config, types)
-    if model.nested or (model.thetas and settings.name == "rope_parameters" and settings.values):
-        rotating = [layer_type for layer_type in distinct_types if layer_type not in WITHOUT_POSITIONS]
-        raise invalid(f"{settings.name} must hold settings for each of the layer types {rotating}")
-    scaled_types = model.scaled_types if model.thetas else distinct_types
-    return {x: settings if x in scaled_types else Values({}) for x in distinct_types}
+    if model.nested and settings.values and (name == RAW[1] or not model.bases):
+        rotating = sorted(set(types) - WITHOUT_POSITIONS)
+        raise invalid(f"{name} must hold settings for each of the layer types {rotating}")
+    result: dict[str, Values | None] = {}
+    for layer_type in dict.fromkeys(types):
+        if settings.values and layer_type in (model.scaled_types if model.bases else types):
+            result[layer_type] = settings
+        elif model.nested and model.settings.get(layer_type, 0) is None:
+            result[layer_type] = None
+        else:
+            result[layer_type] = Values(_class_settings(config, layer_type))
+    return result
 
 
 def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
@@ -63,7 +70,7 @@ def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Val
         require(layer_type in result, "{}.{} is missing", settings.name, layer_type)
     rotating = [type_settings.values for type_settings in result.values() if type_settings is not None]
     for names, default in ((_BASES, None), (SHARES, config.model.partial)):
-        outer = None if names is _BASES and config.model.thetas else agreed_value(config.look_up(*names), None)
+        outer = None if names is _BASES and config.model.bases else agreed_value(config.look_up(*names), None)
         inner = [default if values.get(names[0]) is None else values[names[0]] for values in rotating]
         fits = outer is None or any(value is None or equal(value, outer) for value in inner)
         message = "{} = {!r:.60} contradicts {}, whose layer types have {}"
@@ -73,7 +80,7 @@ def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Val
 
 def _check_types(config: Config, types: list[str], with_settings: Collection[str] = ()) -> None:
     """Raises for layer types that are not known and have no settings of their own: they would have no positions."""
-    unknown = sorted(set(types) - ROTATING - WITHOUT_POSITIONS - set(with_settings))
+    unknown = sorted(set(types) - ROTATING - WITHOUT_POSITIONS - config.model.bases.keys() - set(with_settings))
     spelling = config.spelling("layer_types", "layers_block_type")
     require(not unknown, "the layer types {} of {} are not known", unknown, spelling)
 
@@ -90,15 +97,17 @@ def _settings_of_type(config: Config, settings: Values, layer_type: str, types: 
     return None
 
 
-def check_base_kept(settings: Values) -> None:
-    """Raises for a scaling without a base in rope_parameters: files have both, unless the scaling replaced them."""
-    rope_type = rope_type_of(settings)
+def _check_base_kept(settings: Values, default: float | None) -> None:
+    """Raises for a scaling without a base, which settings that replace those of a file have lost.
+
+    Files from before 2024 may have none; they say `type` in rope_scaling.
+    """
     message = (
-        "{}rope_theta is missing beside rope_type = {!r}: settings that replace those of a file lose its base, "
-        "so write that base into them"
+        "{}rope_theta is missing beside rope_type = {!r}: transformers takes {}, which the model may not "
+        "have been trained with: write its base"
     )
-    fits = rope_type == "default" or not settings.name.startswith("rope_parameters")
-    require(fits, message, settings.label, rope_type)
+    fits = settings.name == RAW[0] and not settings.look_up("rope_type") or rope_type_of(settings) == "default"
+    require(fits, message, settings.label, rope_type_of(settings), default)
 
 
 def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, Any]) -> None:
@@ -110,7 +119,7 @@ def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, An
         "{} = {!r:.60} is the base of all layers in code before transformers 5.0, and in releases since, {} have {}: "
         "write rope_parameters, or the release that the config is for as transformers_version, got {!r:.60}"
     )
-    layers = f"those of type {layer_type}" if config.model.thetas else "they"
+    layers = f"those of type {layer_type}" if config.model.bases else "they"
     version = config.values.get(VERSION)
     require(() < config.release < (5, 0), message, key, outside[key], layers, default, version)
 
@@ -119,18 +128,19 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
     """The base of a layer type with these rope settings."""
     model, inside = config.model, settings.look_up("rope_theta")
     keys, default, unread = tuple(name for name in _BASES if name in model.reads), model.theta, {}
-    if model.thetas:
+    if model.bases:
         message = "the layer type {!r} is not known for model_type {!r}"
-        require(layer_type in model.thetas, message, layer_type, config.model_type)
-        key, default = model.thetas[layer_type]
+        require(layer_type in model.bases, message, layer_type, config.model_type)
+        key, default = model.bases[layer_type]
         keys = (key,)
     else:
         unread = config.look_up(*(name for name in _BASES if name not in keys))  # the code does not read them
-    outside = {} if inside and settings.of_layer_type and not model.thetas else config.look_up(*keys)
-    default = None if settings.of_layer_type else default
+        default = None if settings.of_layer_type else default
+    outside = {} if inside and settings.of_layer_type and not model.bases else config.look_up(*keys)
     settings.default_unless_null(default or outside or None, "rope_theta")
     if not inside and not outside:
-        check_base_kept(settings)
+        if not (model.bases and settings.name == RAW[0]):
+            _check_base_kept(settings, default or model.theta)
         default = config.default_in_release(keys[0] if keys else _BASES[0], config.default_unless_null(default, *keys))
     if not inside:
         _check_unread_base(config, layer_type, outside)

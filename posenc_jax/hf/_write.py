@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from posenc_jax._jax.errors import public, require, require_type
+from posenc_jax.hf._attending import written_attention
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
 from posenc_jax.hf._rope import MAXIMUM
@@ -37,8 +38,9 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
     Notes:
       The keys leave nothing to defaults and contain no model_type. `rope_interleave` is the layout; `no_rope_layers` or
-      a null in `rope_parameters` marks the layers without positions. Where layers differ, their `layer_types` are
-      rope_0, rope_1, …, one for each set of settings.
+      a null in `rope_parameters` marks the layers without positions; `layer_attention` holds the kinds, windows and
+      scales of scores that are known. Where layers differ, their `layer_types` are rope_0, rope_1, …, one for each set
+      of settings.
 
     Reference:
       Hugging Face transformers 5.23.0, modeling_rope_utils.py, RopeParameters.
@@ -47,6 +49,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     layers = plan.layers
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
     config |= _widths(plan) | _settings(layers) | written_scales("query_scales", layers)
+    config |= written_attention(layers)
     if plan.rotates_values:
         config["rope_on_values"] = True
     if plan.indexer:

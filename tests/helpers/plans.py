@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,15 @@ def close(frequencies: pe.Frequencies, angular: Any) -> None:
 
 
 def spectrum_of(plan: hf.RotaryPlan) -> pe.Frequencies | None:
-    """The spectrum of a plan all of whose layers are the same."""
-    assert len(set(plan.layers)) == 1
+    """The spectrum of a plan all of whose layers rotate alike."""
+    assert len(set(rotations_of(plan).layers)) == 1
     return plan.layers[0].frequencies
+
+
+def rotations_of(plan: hf.RotaryPlan) -> hf.RotaryPlan:
+    """The plan without what its layers attend to."""
+    unknown = dict.fromkeys(("kind", "window", "chunk", "score_scale"))
+    return dataclasses.replace(plan, layers=tuple(dataclasses.replace(layer, **unknown) for layer in plan.layers))
 
 
 def widths(plan: hf.RotaryPlan) -> list[int]:

@@ -13,16 +13,14 @@ LENGTH = 4097  # as recorded
 # By the reason, the files that are refused.
 REFUSED = {
     "model_type 'cohere_asr' is not read": "cohere-transcribe-arabic",
-    "is not known, and its code may do what no key says": "bora-1.1b deepseek-v4-flash-fp8 deepseek-v4-pro-fp8 "
-    "ipex-llava ipex-yuan logics-thinking ome-llava-v1.5-7b step-3.7-flash step-3.7-flash-fp8 telechat-115b telechat-12b-v2 "
-    "telechat-7b yuan2-2b",
-    "rope_parameters is missing, and model_type 'gemma4'": "et-gemma4-e2b et-gemma4-e4b",  # shortened by their repository
-    "num_hidden_layers .* is missing": "mlc-llava ome-llava-1.5-7b-hf",  # left to a class's defaults
-    "the key rope_theta = 25000.0 stands beside text_config": "fuyu-8b",
+    "is not known, and its code may do what no key says": "bora-1.1b deepseek-v4-flash-fp8 deepseek-v4-pro-fp8 ipex-yuan "
+    "infimm-zephyr logics-thinking telechat-115b telechat-12b-v2 telechat-7b yuan2-2b",
+    "text_config is missing": "ipex-llava ome-llava-v1.5-7b step-3.7-flash step-3.7-flash-fp8",
+    "the key rope_local_base_freq = 10000.0 is not read by model_type 'gemma4": "et-gemma4-e2b et-gemma4-e4b",
+    "rope_theta is missing; its default is 10000.0 since transformers 5.0 and was 25000.0": "fuyu-8b",
     "rope_theta is missing; its default is 500000.0 since transformers 5.0 and was 10000.0": "ome-command-r-35b",  # and 8e6
-    "the key language = .* holds a language model: write text_config": "infimm-zephyr",
     "the larger models of this type have ALiBi": "ipex-baichuan",
-    "the key rope_scaling.mrope_section = .* is not known": "specforge-qwen2-5-vl-7b-eagle3 specforge-qwen2.5-vl-32b-eagle3",
+    "the key rope_scaling.mrope_section = .* is not read": "specforge-qwen2-5-vl-7b-eagle3 specforge-qwen2.5-vl-32b-eagle3",
     "rope_scaling.type must be one of": "ming-flash-or-lite-2",  # video_rope
 }
 REASONS = {name: reason for reason, names in REFUSED.items() for name in names.split()}

@@ -26,6 +26,7 @@ from helpers.hopper import interpreted
 from helpers.quick import compiler_options, quick
 from helpers.tiers import thorough, tiered
 from oracles import cameras
+from posenc_jax import hf
 
 pytestmark = pytest.mark.usefixtures("on_cpu", "compiled_anew")
 AXES = D, S, H = "data", "sequence", "heads"
@@ -70,6 +71,18 @@ def of_phase(x, phase, positions):
     return pe.pope(x, positions, phase=phase, layout="interleaved", head_axis=-2)
 
 
+def of_layer(x, layer, positions, alpha, slope, bias):
+    arrays = {"alpha": alpha, "slope": slope, "bias": bias}
+    return PLAN.rotate(x, layer, positions, head_axis=-2, role="query", parameters=arrays)
+
+
+# Layers that rotate, do not, and scale queries by position or by learned factors; slices of a head
+LAYER, SCALE = partial(hf.RotaryLayer, head_dim=DIM), hf.HeadScale("slope", "bias", HEADS)
+PLAN = hf.RotaryPlan(
+    (LAYER(DIM), LAYER(0, query_scale=hf.QueryScale(0.1, 4)), LAYER(4, query_scale=SCALE, learned_log_factor="alpha")),
+    "half",
+)
+SLICED = hf.VisionPlan((LAYER(pe.axial(DIM, 2)),), "half", grids=(hf.PatchGrid(),), slices=2)
 ROTARY = partial(pe.rotary, head_axis=-2)
 POSES = cameras.poses(RNG, BATCH, LENGTH).astype(np.float32)
 LENS = cameras.lenses(RNG, image_size=(96, 160)).astype(np.float32)
@@ -96,6 +109,12 @@ CASES = {
     "rotary, waves": (by_cos_sin, [(Q, HEADED), (normal(LENGTH, 4), P(S)), (normal(LENGTH, 4), P(S))], HEADED),
     "cos_sin": (partial(pe.cos_sin, frequencies=DIM), [(EACH, ROWS)], ROWS),
     "rotary, derivative": (back, [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
+    "RotaryPlan.rotate": (
+        of_layer,
+        [(Q, HEADED), (np.int32(2), P()), (NEAR, ROWS), (W[:2], P()), (W, ONE), (W[::-1], ONE)],
+        HEADED,
+    ),
+    "VisionPlan.rotate": (lambda x, p: SLICED.rotate(x, 0, p, head_axis=-2), [(Q, HEADED), (PLACES, ROWS)], HEADED),
     "xpos": (partial(pe.xpos, head_axis=-2), [(Q, HEADED), (Q, HEADED), (COUNT, P(S))], HEADED),
     "prope": (partial(pe.prope, role="key", head_axis=-2), [(Q, HEADED), (POSES, ROWS)], HEADED),
     "pope": (partial(pe.pope, head_axis=-2), [(Q, HEADED), (COUNT, P(S))], HEADED),
@@ -223,6 +242,7 @@ FEW = (
     "learned, width",
     "rotary, half",
     "rotary, derivative",
+    "RotaryPlan.rotate",
     "shift",
     "t5",
 )

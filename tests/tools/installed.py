@@ -29,7 +29,7 @@ def check_files() -> None:
     top = {file.parts[0] for file in wheel.files}
     assert top == {"posenc_jax", f"posenc_jax-{wheel.version}.dist-info"}, top
     names = {file.name for file in wheel.files}
-    assert {"py.typed", "LICENSE", "METADATA"} <= names
+    assert {"py.typed", "facts.json", "LICENSE", "METADATA"} <= names
     with tarfile.open(SDIST) as archive:
         shipped = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     needed = {

@@ -1,8 +1,6 @@
 """Every model type of transformers with rotary code is read or refused by name."""
 
 import census
-import changes
-import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc_jax.hf import _refused, _towers
@@ -23,11 +21,3 @@ def test_types_with_biases_of_tokens_exist():
         n for refused in (_refused.REFUSED, _towers.REFUSED) for n, why in refused.items() if "content_bias" in why
     }
     assert len(names) > 30 and names - {*CONFIG_MAPPING} <= {"inkling2_loop_text"}  # of transformers 5.24.0
-
-
-def test_a_report_of_changes():
-    lines = list(changes.report())
-    assert lines[0].startswith(f"# transformers {transformers.__version__} beside ")
-    assert sum(line.startswith("\n## ") for line in lines) == 4
-    lines = list(changes.report("5.12.1"))
-    assert "| `olmo3` | `rope_theta` | 10000.0 | 500000.0 |" in lines and "| `mistral_large4_text` | read |" in lines

@@ -1,0 +1,437 @@
+"""Writes posenc_jax/hf/facts.json: what classes and code of transformers do for each model type that no config says.
+
+    nox -s parity -- --facts
+
+does, for the installed release. `nox -s parity -- --newest` prints, as Markdown, what the newest one would change.
+"""
+
+import contextlib
+import copy
+import difflib
+import functools
+import inspect
+import itertools
+import json
+import logging
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+import forward
+import torch
+import transformers
+from embeddings import keys_of, modeling_of
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from posenc_jax.hf._towers import TOWERS
+
+PATH = Path(forward.hf.__file__).parent / "facts.json"
+ABOUT = {
+    "about": "What transformers does for each model type that no config says; what is usual is left out.",
+    "command": "nox -s parity -- --facts",
+    "transformers": transformers.__version__,
+}
+SIZES = """
+    num_hidden_layers hidden_size num_attention_heads head_dim kv_channels attention_head_dim qk_nope_head_dim
+    qk_rope_head_dim index_head_dim indexer_head_dim rotary_dim max_position_embeddings original_max_position_embeddings
+""".split()
+# The values of classes on which a plan depends.
+VALUES = {
+    *SIZES,
+    *"""
+    rope_parameters sliding_window attention_chunk_size partial_rotary_factor rotary_pct rope_theta compress_rope_theta
+    rope_interleave indexer_rope_interleave no_rope_layer_interval layer_rope_theta position_embedding_type use_mem_rope
+    use_sliding_window max_window_layers local_attention attention_window_size use_bidirectional_attention
+    query_pre_attn_scalar attention_multiplier attn_scale floor_scale attn_temperature_tuning attn_layer_indices block_types full_attn_idxs cross_attention_layers
+    """.split(),
+    # of towers
+    *"""
+    patch_size image_size window_size spatial_merge_size num_register_tokens num_attention_layers pos_emb_height
+    pos_emb_width num_position_embeddings fullatt_block_indexes global_attn_indexes embed_dim num_blocks num_queries
+    memory_attention_hidden_size memory_attention_num_layers memory_attention_num_attention_heads
+    memory_attention_rope_theta
+    memory_attention_downsample_rate memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
+    """.split(),
+}
+BASES = """
+    rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta swa_rope_theta compress_rope_theta
+""".split()
+SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction", "rotary_dim"
+READ = {*VALUES, *BASES, *SHARES, "layer_types", "layers_block_type", "no_rope_layers"}
+# Keys that every class takes, and parts of the names of keys that concern positions.
+TAKEN = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings"}
+CONCERNS = re.compile(
+    "(^|_)(rope|rotary|rotate|theta|yarn|alibi|nope|ntk|logn|xpos|mrope|fope|position(al)?|temperature)(_|$)"
+    "|layer_type|pattern|_scal|layers_block"
+)
+ROTARY = re.compile(r"rotate_half|rotate_every_two|apply_(multimodal_)?rot|RotaryEmbedding|rotary|RopePosition|\brope_")
+_IF_ROTATED = re.compile(r"\bif [^\n]*:\n(?:[^\n]*\n)?[^\n]*= apply_rot")
+_ALL_WITHOUT_WINDOW = "if self.sliding_window is None or"
+LAYERS = 13  # of which a pattern is read
+
+
+def made(config_class, **settings):
+    """A config, or why there is none."""
+    try:
+        config = config_class(**copy.deepcopy(settings))
+    except Exception as error:
+        return error
+    return _open(config)
+
+
+def _open(config):
+    """A config that gives widths that some layers alone have."""
+    config.allow_global_per_layer_attribute_access = True
+    return config
+
+
+# The code of a type
+
+
+@functools.cache
+def _source(thing):
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return ""
+
+
+@functools.cache
+def _used(thing):
+    """The classes and functions of models that the code of a class or function names."""
+    names, words = vars(sys.modules[thing.__module__]), {*re.findall(r"\b[A-Za-z_]\w+", _source(thing))}
+    return [names[word] for word in sorted(words & names.keys()) if _is_code(names[word])]
+
+
+def _is_code(x):
+    is_code = (inspect.isclass(x) or inspect.isfunction(x)) and not x.__name__.endswith("PreTrainedModel")
+    return is_code and re.match(r"transformers\.models\.(?!auto).*\.modeling_", x.__module__)
+
+
+@functools.cache
+def code_of(config_class):
+    """The classes and functions that the models of a config class use."""
+    try:
+        modeling = modeling_of(made(config_class))
+    except (ImportError, AttributeError):  # it needs another package, or there is none
+        return ()
+    own = [x for x in vars(modeling).values() if inspect.isclass(x) and x.__module__ == modeling.__name__]
+    own = [x for x in own if _is_code(x)]
+    todo, seen = [x for x in own if _is_for(x, config_class)] or own, {}
+    while todo:
+        thing = todo.pop()
+        if thing not in seen:
+            seen[thing] = None
+            todo += _used(thing)
+    return tuple(seen)
+
+
+def _is_for(model, config_class):
+    notes = getattr(model.__init__, "__annotations__", {}) if "__init__" in vars(model) else {}
+    named = {config_class, config_class.__name__} & {x for x in notes.values() if isinstance(x, (str, type))}
+    return bool(named) or getattr(model, "config_class", None) is config_class
+
+
+def rotates(config_class):
+    """Whether models of a config class rotate, or have what other models rotate."""
+    config = made(config_class)
+    has_code = any(ROTARY.search(_source(x)) for x in code_of(config_class))
+    return hasattr(config, "qk_rope_head_dim") or hasattr(config, "num_attention_heads") and has_code
+
+
+# Facts of config classes
+
+
+def _values(config):
+    found = {name: getattr(config, name, None) for name in sorted(VALUES)}
+    return json.loads(json.dumps({name: value for name, value in found.items() if value is not None}, default=str))
+
+
+def _rope(config):
+    """Rope settings, by layer type; those of all layers by an empty name."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rope if any(isinstance(value, dict) for value in rope.values()) else {"": rope}
+
+
+def _setting(config, name):
+    """One rope setting by layer type."""
+    return {kind: (own or {}).get(name) for kind, own in _rope(config).items()}
+
+
+def _settled(config_class, config):
+    """The bases of settings without one, and the keys of old configs that become a base, a share, or scale layers."""
+    kinds, linear = [*_rope(config)], {"rope_type": "linear", "factor": 2.0}
+    scaled = linear if kinds == [""] else {kind: dict(linear) for kind in kinds}
+    result, bases = {}, _setting(made(config_class, rope_parameters=scaled), "rope_theta")
+    if bases != _setting(config, "rope_theta"):
+        result["theta"] = bases[kinds[0]] if len({*bases.values()}) == 1 and kinds[0] in bases else bases
+    of_types = [kind for kind, x in _setting(made(config_class, rope_scaling=linear), "factor").items() if kind and x]
+    result["scaled_types"] = sorted(of_types) if len(of_types) < len(kinds) else []
+    for name, keys, value, setting in (
+        ("legacy", BASES, 12_345.0, "rope_theta"),
+        ("shares", SHARES, 0.375, "partial_rotary_factor"),
+    ):
+        found = {}
+        for key in keys:
+            written = 32 if key == "rotary_dim" else value
+            settings = _setting(made(config_class, **{key: written}), setting)
+            where = sorted(kind for kind, x in settings.items() if x == written)
+            found |= {key: where[0] if len(where) == 1 else where} if where else {}
+        if found != {keys[0]: ""}:
+            result[name] = found
+    return result
+
+
+def _head_dim(config_class, config):
+    """Whether head_dim grows with hidden_size, whether a null means hidden_size / heads, and that of some layers."""
+    heads, hidden, width = (getattr(config, key, None) for key in ("num_attention_heads", "hidden_size", "head_dim"))
+    of_layers = (config.to_dict().get("per_layer_config") or {}).values()
+    result = {"global_head_dim": max((own["head_dim"] for own in of_layers if "head_dim" in own), default=None)}
+    if isinstance(heads, int) and isinstance(hidden, int) and width:
+        changed = made(config_class, hidden_size=2 * hidden), made(config_class, num_attention_heads=heads // 2)
+        result["derived"] = any(getattr(other, "head_dim", None) == 2 * width for other in changed)
+        if not result["derived"] and getattr(made(config_class, head_dim=None), "head_dim", None) == hidden // heads:
+            result["null_head_dim"] = "derived"
+    return result
+
+
+def _pattern(config_class, **settings):
+    """The pattern of layer types that a class makes, as posenc_jax.hf describes it; the types if there is none."""
+    config = made(config_class, num_hidden_layers=LAYERS, **settings)
+    types = list(getattr(config, "layer_types", None) or ())
+    kinds = sorted({*types}, key=lambda kind: (kind != "full_attention", kind))
+    if len(kinds) < 2:
+        return kinds[0] if kinds else None
+    for full, other in itertools.permutations(kinds[:2]):
+        for last, period in itertools.product((False, True), range(2, LAYERS)):
+            for phase in range(period):
+                fits = ((i + phase) % period == 0 or last and i == LAYERS - 1 for i in range(LAYERS))
+                if [full if fit else other for fit in fits] == types:
+                    return {"period": period, "phase": phase, "other": other, "last": last, "full": full}
+    return types
+
+
+def _layers(config_class):
+    pattern = _pattern(config_class)
+    if not isinstance(pattern, dict):
+        return {"layer_types": pattern if pattern != "full_attention" else None}
+    for key in sorted(keys_of(config_class)):
+        if re.search("pattern|interval|every|group_size", key) and "key" not in pattern:
+            other = _pattern(config_class, **{key: pattern["period"] + 1})
+            follows = isinstance(other, dict) and other["period"] == pattern["period"] + 1
+            pattern |= {"key": key} if follows else {}
+    usual = {"last": False, "full": "full_attention", "phase": 1, "other": "sliding_attention"}
+    return {"pattern": {key: value for key, value in pattern.items() if usual.get(key) != value}}
+
+
+def _keys(config_class):
+    """The keys of a class that concern positions, or are near those that a plan depends on."""
+    keys = {*keys_of(config_class)} - TAKEN
+    return {key for key in keys if CONCERNS.search(key) or difflib.get_close_matches(key, READ, 1, 0.85)}
+
+
+# Facts of their code
+
+
+def _layout(code):
+    """Which features make a pair, as the functions that rotate say."""
+    if any(x.__name__ == "apply_rotary_pos_emb_interleave" for x in code):
+        return "interleaved"
+    for function in code:
+        if function.__name__.startswith("rotate_half"):
+            quarter = function(torch.arange(1.0, 9.0)[None, None, None]).flatten().tolist()
+            return {2.0: "interleaved", 5.0: "half"}[abs(quarter[0])]
+    text = "".join(_source(x) for x in code if re.search("rot|rope|Attention", x.__name__))
+    if re.search(r"view_as_complex|rotate_every_two|stack_freqs|\.\.\., 0?::2\]", text):
+        return "interleaved"
+    return "half" if "chunk(" in text else None
+
+
+def _embedding(config, code):
+    """The rotary embedding in the code of a config's models; the name of its class is most like the config's."""
+    found, name = [x for x in code if x.__name__.endswith("RotaryEmbedding")], type(config).__name__
+    return max(found, key=lambda x: (len(os.path.commonprefix([x.__name__, name])), -len(x.__name__)))(config)
+
+
+def _spectra(config, code):
+    """What the rotary embedding does with settings: of layer types, shares, coordinates."""
+    embeddings, kinds = (
+        {},
+        [kind for kind in _rope(config) if kind] or sorted({*(getattr(config, "layer_types", 0) or ())}),
+    )
+    for share, nested in itertools.product((1.0, 0.25), (False, True)):
+        settings, given = {"rope_type": "default", "rope_theta": 10_000.0}, copy.deepcopy(config)
+        settings["partial_rotary_factor"] = share
+        try:
+            given.rope_parameters = {kind: dict(settings) for kind in kinds} if nested else settings
+            embeddings.setdefault(share, _embedding(given, code))
+        except Exception:  # no such class, or settings of the other kind
+            continue
+    if len(embeddings) < 2:
+        return {}
+    whole, quarter = embeddings.values()
+    buffers = dict(whole.named_buffers())
+    widths = {name: len(x) for name, x in buffers.items() if name.endswith("inv_freq")}
+    nested = bool(kinds) and "layer_type" in inspect.signature(whole.forward).parameters
+    sections = getattr(whole, "mrope_section", ())
+    sections = next(iter(sections.values())) if isinstance(sections, dict) else sections
+    partial = widths != {name: len(x) for name, x in quarter.named_buffers() if name in widths}
+    result = {"by_layer_type": nested, "partial": partial, "sections": [*(sections or ())]}
+    if sections:
+        with contextlib.suppress(RuntimeError):  # sections of another width, or divided later, in blocks
+            waves = whole(torch.zeros(1, 1, 8), torch.tensor([0, 1, 0])[:, None, None], *kinds[: int(nested)])
+            second = waves[1].view(2 * max(widths.values()))  # the pairs that the second coordinate rotates
+            first, second, *_ = second.nonzero().flatten().tolist()
+            result |= {"interleaved_sections": second - first == 3, "alternating_sections": second - first == 2}
+    return result
+
+
+def _still(name, config, code):
+    """The layers of a small model that do not rotate, if some may not: their types, or their indices of 8."""
+    flags = getattr(made(type(config), num_hidden_layers=8), "no_rope_layers", None) or ()
+    if 0 in flags:
+        return {"without_positions": [i for i, flag in enumerate(flags) if not flag]}
+    conditions = [x[0] for thing in code for x in _IF_ROTATED.finditer(_source(thing))]
+    if hasattr(config, "rope_parameters") and not conditions:
+        return {}
+    try:
+        rotate = _run(name)
+    except Exception as error:
+        print(f"{name} is not run forward: {error!r:.100}", file=sys.stderr)
+        return {}
+    still = sorted({kind for kind, moved in rotate if not moved})
+    if not any(moved for _, moved in rotate):
+        return {"never": True}
+    all_rotate = bool(still) and any(_ALL_WITHOUT_WINDOW in condition for condition in conditions)
+    return {"types_without_positions": still, "all_without_window": all_rotate}
+
+
+def _run(name):
+    """Of each attention layer of a small model, its type and whether it rotates."""
+    model, calls = forward.make_model(name, "record"), []
+    for rest in (True, False):
+        with forward._recording(model, rest):
+            forward._call(model, [5] * len(forward.POSITIONS), forward.POSITIONS)
+        calls.append({layer: call.query for layer, call in forward._calls.attention.items()})
+    types, rope = getattr(model.config, "layer_types", None), _rope(model.config)
+    kinds = {i: types[i] if types else "" for i in calls[0]}
+    return [(kind, rope.get(kind, 0) is None or bool((calls[0][i] != calls[1][i]).any())) for i, kind in kinds.items()]
+
+
+# The file
+
+
+def facts_of(name, config_class):
+    """The facts of a type, without what is usual."""
+    config, code = made(config_class), code_of(config_class)
+    defaults, names = _values(config), config_class.attribute_map.items()
+    rope = defaults.pop("rope_parameters", None)
+    result = {"defaults": defaults} | _settled(config_class, config) | _head_dim(config_class, config)
+    if rope != {"rope_theta": 10_000.0, "rope_type": "default"}:
+        result["rope"] = rope
+    result |= {"names": {k: x for k, x in names if {k, x} & VALUES}}
+    if name not in TOWERS:
+        result |= (
+            _layers(config_class) | {"layout": _layout(code)} | _spectra(config, code) | _still(name, config, code)
+        )
+    result["latent"] = defaults.keys() >= {"qk_nope_head_dim", "qk_rope_head_dim"}
+    if result.pop("derived", False) or result["latent"]:
+        defaults.pop("head_dim", None)
+    result["keys"] = sorted(_keys(config_class) - defaults.keys())
+    usual = {"layout": result.get("layout") if result.get("never") else "half", "rope": 0, "theta": 0}
+    return {k: x for k, x in result.items() if (x != usual[k] if k in usual else x)}
+
+
+def parts_of(config_class):
+    """The parts of a composite: their types, and what its class writes into them."""
+    whole, result = made(config_class), {}
+    for key, spec in config_class.sub_configs_defaults.items():
+        result[key] = fact = {"type": spec.model_type} if spec.model_type else {}
+        part = getattr(made(config_class, **{key: {}}), key, None)
+        if spec.model_type in CONFIG_MAPPING and isinstance(part, PreTrainedConfig):
+            values, usual = (_values(_open(x)) for x in (part, made(CONFIG_MAPPING[spec.model_type])))
+            differ = {name: x for name, x in values.items() if usual.get(name) != x}
+            other = getattr(made(config_class, **{key: {"hidden_size": 768, "num_attention_heads": 8}}), key, None)
+            fixed = isinstance(other, PreTrainedConfig) and _values(_open(other)).get("head_dim") == values.get("head_dim")
+            differ |= {"head_dim": values["head_dim"]} if "hidden_size" in differ and fixed and "head_dim" in values else {}
+            fact |= {"defaults": differ} if differ else {}
+        other = "mistral" if spec.model_type == "llama" else "llama"
+        written = getattr(made(config_class, **{key: {"model_type": other}}), key, None)
+        if spec.config_class is not AutoConfig or getattr(written, "model_type", other) != other:
+            fact["always"] = True
+        if getattr(whole, key, 0) is _language_model(whole):
+            fact["language"] = True
+    return result
+
+
+def _language_model(config):
+    try:
+        return config.get_text_config(decoder=True)
+    except Exception:
+        return None
+
+
+def facts():
+    """All facts, by the sections of the file."""
+    classes = {name: CONFIG_MAPPING[name] for name in sorted(CONFIG_MAPPING)}
+    rotating = {name: x for name, x in classes.items() if name in TOWERS or rotates(x)}
+    found = {name: facts_of(name, x) for name, x in rotating.items()}
+    whole, parts = {name: x.sub_configs_defaults for name, x in classes.items()}, {}
+    for _ in range(4):  # levels of parts
+        for name, specs in whole.items():
+            if any(spec.config_class is AutoConfig or spec.model_type in found | parts for spec in specs.values()):
+                parts[name] = {}
+    parts = {name: parts_of(classes[name]) for name in sorted(parts)}
+    return {
+        "types": {name: x for name, x in found.items() if name not in TOWERS},
+        "towers": {name: x for name, x in found.items() if name in TOWERS},
+        "parts": parts,
+        "without_rope": {name: {} for name in sorted(classes.keys() - {*found, *parts})},
+    }
+
+
+def read():
+    """The file's facts, and its release."""
+    kept = json.loads(PATH.read_text(encoding="utf-8"))
+    kept["without_rope"] = dict.fromkeys(kept["without_rope"], {})
+    return {name: value for name, value in kept.items() if name not in ABOUT}, kept["transformers"]
+
+
+def write(found):
+    """A line for each type."""
+    sections = []
+    for name, types in found.items():
+        lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in types.items())
+        body = json.dumps(sorted(types)) if name == "without_rope" else "{\n" + ",\n".join(lines) + "\n }"
+        sections.append(f' "{name}": {body}')
+    PATH.write_text(f"{json.dumps(ABOUT, indent=1)[:-2]},\n" + ",\n".join(sections) + "\n}\n", encoding="utf-8")
+
+
+def changes(before, after):
+    """What differs between two sets of facts, as lines of a list."""
+    for section, types in after.items():
+        old = before[section]
+        for name in sorted({*old, *types}):
+            if name not in old or name not in types:
+                yield f"- {section}: `{name}` is {'new' if name in types else 'gone'}"
+                continue
+            for fact in sorted({*old[name], *types[name]}):
+                pair = old[name].get(fact), types[name].get(fact)
+                if pair[0] != pair[1]:
+                    yield f"- {section}: `{name}`, {fact}: {json.dumps(pair[0])} → {json.dumps(pair[1])}"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    if sys.argv[1:] == ["--diff"]:
+        before, release = read()
+        print(f"# transformers {transformers.__version__} beside {release}\n")
+        print(*changes(before, json.loads(json.dumps(facts()))), sep="\n")
+    else:
+        write(facts())
