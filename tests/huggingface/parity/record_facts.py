@@ -52,8 +52,9 @@ VALUES = {
     # of towers
     *"""
     patch_size image_size window_size spatial_merge_size num_register_tokens num_attention_layers pos_emb_height
-    pos_emb_width num_position_embeddings fullatt_block_indexes global_attn_indexes memory_attention_hidden_size
-    memory_attention_num_layers memory_attention_num_attention_heads memory_attention_rope_theta
+    pos_emb_width num_position_embeddings fullatt_block_indexes global_attn_indexes embed_dim num_blocks num_queries
+    memory_attention_hidden_size memory_attention_num_layers memory_attention_num_attention_heads
+    memory_attention_rope_theta
     memory_attention_downsample_rate memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
     """.split(),
 }
