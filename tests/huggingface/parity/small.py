@@ -305,20 +305,18 @@ CLASSES = {
     "t5_gemma_module": "T5GemmaEncoder",
 }
 
-# Types without a model here, each with its reason.
-ELSEWHERE = "its code is not in transformers"
-_ELSEWHERE = (
-    "AXK1 Dream PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe bailing_moe_v2 chatglm deci "
-    "deepseek dream exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2 "
-    "internlmxcomposer2 iquestloopcoder kimi_k2 llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1 "
-    "minimax_m3 minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm "
-    "qwen qwen2_mtp qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse"
-)
 # Types by the release of transformers that has them first, where it is newer than 5.23.
 NEWER = {"5.24": "apertus1p5_text dory exaone hy_v4_vl_text lara_mini sarvam_mla sarvam_moe".split()}
-WITHOUT = dict.fromkeys(_ELSEWHERE.split(), ELSEWHERE) | {
-    "pe_audio_video_encoder": "it begins with a model of timm, which sees images",
-    "pe_video_encoder": "it begins with a model of timm, which sees images",
+# Types without a model here: those that begin with a model of timm, which sees images, and those whose code is elsewhere.
+OF_VIDEO = {"pe_audio_video_encoder", "pe_video_encoder"}
+WITHOUT = OF_VIDEO | {
+    *"""
+    AXK1 Dream PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe bailing_moe_v2 chatglm deci
+    deepseek dream exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2
+    internlmxcomposer2 iquestloopcoder kimi_k2 llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1
+    minimax_m3 minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm
+    qwen qwen2_mtp qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse
+    """.split()
 }
 
 
@@ -385,9 +383,6 @@ CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
 
 # Types whose attention is a method that is told of no factor and scales the scores by itself.
 UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
-
-# Classes for waves that return sines first.
-SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
 
 # Types that take embeddings, not tokens.
 EMBEDDED = {
