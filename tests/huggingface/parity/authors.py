@@ -74,16 +74,20 @@ def cameras(case):
     return {"output": numbers(out[0], 12)}
 
 
-FOPE = "rope_learnable rope_include_neg_freq rope_no_repetition rope_no_pos rope_clamp_upper_freq rope_clamp_to_linear"
-FOPE = dict.fromkeys(f"{FOPE} fourier_learnable fourier_norm len_extra".split(), False) | {
-    **{"d_model": 32, "n_heads": 2, "rope_theta": 100, "init_device": "cpu", "rope_full_precision": True},
-    **{"rope_init_distribution": "exponential", "rope_zero_freq_ratio": -1.0, "rope_floor_freq_ratio": 1.0},
-    **{"rope_init_floor_freq": 0.0, "rope_init_upper_freq": 1.0, "rope_upper_freq_ratio": 1.0},
-    **{"rope_clamp_floor_freq": True, "rope_clamp_floor_to_zero": True, "rope_clamp_upper_to_zero": True},
-    **{"rope_clamp_to_linear_mode": "ceil", "fourier": True, "fourier_dim": 0, "fourier_init": "eye_xavier_norm"},
-    **{"fourier_init_norm_gain": 0.3, "fourier_separate_basis": True, "fourier_separate_head": True},
-    "fourier_ignore_zero": True,
-}
+FOPE = {"d_model": 32, "n_heads": 2, "rope_theta": 100, "init_device": "cpu"}
+FOPE |= {"rope_init_distribution": "exponential", "rope_zero_freq_ratio": -1.0, "rope_init_floor_freq": 0.0}
+FOPE |= {"rope_clamp_to_linear_mode": "ceil", "fourier_dim": 0, "fourier_init": "eye_xavier_norm"}
+FOPE |= {"fourier_init_norm_gain": 0.3}
+_ONES = "rope_init_upper_freq rope_floor_freq_ratio rope_upper_freq_ratio"
+_TRUE = """
+    rope_full_precision rope_clamp_floor_freq rope_clamp_floor_to_zero rope_clamp_upper_to_zero
+    fourier fourier_separate_basis fourier_separate_head fourier_ignore_zero
+"""
+_FALSE = """
+    rope_learnable rope_include_neg_freq rope_no_repetition rope_no_pos rope_clamp_upper_freq rope_clamp_to_linear
+    fourier_learnable fourier_norm len_extra
+"""
+FOPE |= {name: value for names, value in ((_ONES, 1.0), (_TRUE, True), (_FALSE, False)) for name in names.split()}
 
 
 def fope(case):
@@ -136,17 +140,9 @@ def selective(case):
     """What the class makes of the increments of phases, which stand here for what it computes of tokens."""
     import einops
 
-    class Same(torch.nn.Module):
-        """In place of the short convolution."""
-
-        def __init__(self, **_):
-            super().__init__()
-
-        def forward(self, x, **_):
-            return x, None
-
-    company = {"rearrange": einops.rearrange, "Literal": typing.Literal, "ShortConvolution": Same}
+    company = {"rearrange": einops.rearrange, "Literal": typing.Literal}
     company |= {"l2_norm": lambda x: functional.normalize(x, dim=-1)}
+    company["ShortConvolution"] = lambda **_: lambda x, **_: (x, None)  # nothing
     *_, cls = bare("selective_rope", "rotary_temperature", "ChunkedLinear", "SelectiveRoPE", **company)
     q, k, phases = (floats(case[name]) for name in ("query", "key", "phases"))
     _, seq, heads, dim = q.shape

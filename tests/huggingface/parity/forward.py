@@ -269,14 +269,3 @@ def errors(model_type, change=lambda plan: plan):
                 error = np.abs(x - y).max((0, 1, 3)) / np.abs(y).max()
                 result[name, layer, role] = error if len(at) == len(positions) else np.full(len(positions), error.max())
     return result
-
-
-@functools.lru_cache(maxsize=1)  # the models of all types would take gigabytes
-def _attending(model_type):
-    return make_model(model_type, "eager")
-
-
-def states(model_type, positions, shift=0):
-    """The last hidden states of a row of random tokens, (seq, features), by the model's own attention."""
-    tokens = np.random.default_rng(0).integers(3, 64, len(positions))
-    return _call(_attending(model_type), tokens, spread(model_type, positions) + shift)[0][0].numpy()

@@ -2,57 +2,32 @@
 
 import torch
 
-COMMON = {
-    "hidden_size": 256,
-    "intermediate_size": 64,
+_SIZES = {
+    256: "hidden_size lru_width",
+    64: "intermediate_size vocab_size intermediate_size_mlp ffn_hidden_size vocab_size_per_layer_input",
+    32: """
+        moe_intermediate_size shared_intermediate_size shared_expert_intermediate_size
+        q_lora_rank kv_lora_rank
+    """,
+    16: "linear_head_dim linear_key_head_dim linear_value_head_dim mamba_d_state",
+    8: "index_topk hidden_size_per_layer_input",
+    4: "num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads",
+    2: """
+        num_attention_heads num_key_value_heads num_experts_per_tok moe_topk moe_k index_n_heads
+        linear_num_heads linear_num_key_heads linear_num_value_heads eos_token_id
+    """,
+    1: """
+        n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups bos_token_id
+    """,
+}
+COMMON = {name: size for size, names in _SIZES.items() for name in names.split()} | {
     "num_hidden_layers": 6,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
     "max_position_embeddings": 1024,
     "initializer_range": 0.06,  # 1/√hidden_size: queries and keys of unit scale
     "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "attention_multiplier": 0.1,
-    # experts
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "moe_num_shared_experts": 1,
-    "moe_intermediate_size": 32,
-    "shared_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "intermediate_size_mlp": 64,
-    "ffn_hidden_size": 64,
-    # latent attention, and its indexer
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "index_n_heads": 2,
-    "index_topk": 8,
-    # layers without attention
-    "linear_head_dim": 16,
-    "linear_num_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "mamba_n_heads": 4,
     "mamba_d_head": 128,
     "mamba_d_ssm": 512,
-    "mamba_d_state": 16,
-    "mamba_n_groups": 1,
-    "lru_width": 256,
-    "vocab_size_per_layer_input": 64,
-    "hidden_size_per_layer_input": 8,
 }
 
 _YARN = {
@@ -344,12 +319,6 @@ INDEXED = {
     "pocket_tts_audio_tokenizer_decoder": {"latents": _noise(1, 256, 20)},
     "pocket_tts_audio_tokenizer_encoder": {"input_values": _noise(1, 1, 19_200)},
     "roformer": _TOKENS,
-}
-
-# Types whose models mix positions with indices, and how.
-UNSHIFTED = {
-    "deepseek_v4": "its compressed keys count from 0, whatever the positions",
-    "minimax_m3_vl_text": "its indexer hides keys whose index is above the position of the query",
 }
 
 # Types whose indexer has a key for each block of so many tokens, at the position of the first.

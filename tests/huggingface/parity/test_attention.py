@@ -4,28 +4,23 @@ import numpy as np
 import pytest
 import torch
 from attention import CACHE
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from embeddings import config_of
+from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
 import posenc_jax as pe
+from oracles import recorded
 
-WINDOW, CHUNK, LENGTH = 5, 6, 24
-SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 64}
-SIZES |= {"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "initializer_range": 32**-0.5}
-SIZES |= {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 2}
-YARN = {"rope_type": "yarn", "rope_theta": 1e3, "factor": 8.0, "original_max_position_embeddings": 16}
-KINDS = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW}
-LATENT = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20}
+CHUNK, LENGTH = 6, 24
+WINDOW = {"sliding_window": 5}
+# Small models that are recorded, with changes to their configs.
+RECORDED = recorded.rotations()["models"]
 MODELS = {
-    "gpt_oss": KINDS | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "gemma2": KINDS | {"attn_logit_softcapping": 1.5, "query_pre_attn_scalar": 24},
-    "gemma3_text": KINDS | {"query_pre_attn_scalar": 24},  # differs from head_dim, as in the 27B model
-    "mistral": {"sliding_window": WINDOW},
-    "deepseek_v3": LATENT
-    | {"num_key_value_heads": 4, "head_dim": 8, "first_k_dense_replace": 4}
-    | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
-    "llama4_text": {"intermediate_size_mlp": 32, "moe_layers": [], "no_rope_layers": [1, 0] * 2}
-    | {"attention_chunk_size": CHUNK, "floor_scale": 4, "attn_scale": 0.5},
+    "gpt-oss": WINDOW,
+    "Gemma 3": WINDOW | {"attn_logit_softcapping": 1.5},
+    "Mistral": WINDOW,
+    "DeepSeek-V3": {},
+    "Llama 4 (text)": {"attention_chunk_size": CHUNK},
 }
 
 
@@ -55,7 +50,7 @@ AttentionMaskInterface.register("posenc_jax", lambda *_, **__: None)
 def logits(name, implementation, parts):
     """Logits of a model from a fixed seed, called once for each part of the tokens, with its cache."""
     torch.manual_seed(3)
-    config = AutoConfig.for_model(name, **SIZES | {"rope_parameters": YARN} | MODELS[name])
+    config = config_of(RECORDED[name]["config"] | MODELS[name])
     model, cache, found = AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval(), None, []
     for key, weight in model.named_parameters():
         if weight.ndim == 1 and "norm" not in key:  # biases, initialised to zero, and sinks
@@ -74,6 +69,6 @@ def logits(name, implementation, parts):
 @pytest.mark.parametrize("cuts", [[], [*range(LENGTH // 2, LENGTH, 4), LENGTH - 1]], ids=["prefill", "decode"])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits(name, cuts):
-    parts = np.split(np.random.default_rng(2).integers(0, 64, (2, LENGTH)), cuts, axis=1)
+    parts = np.split(np.random.default_rng(2).integers(0, 32, (2, LENGTH)), cuts, axis=1)
     got, want = (logits(name, implementation, parts) for implementation in ("posenc_jax", "eager"))
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * want.std())

@@ -137,24 +137,6 @@ def layers(case):
     return {"attending": attending, "layers": found}
 
 
-# Learned tables: what holds them, whether their rows are what enters or what leaves a module, and that module.
-_PACKED = ("pos_embed.weight", "in", "blocks.0")
-_GLM = ("embeddings.position_embedding.weight", "out", "embeddings")
-_MUSE = ("patch_embedder.position_embedding_table.weight", "out", "patch_embedder")
-_QWEN = "cohere_compass qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen4_exp"
-TABLES = {
-    **{f"{name}_vision": _PACKED for name in _QWEN.split()},
-    "qwen3_omni_moe_vision_encoder": _PACKED,
-    **{f"{name}_vision": _GLM for name in ("glm4v", "glm4v_moe", "inkling2", "step3p5")},
-    **{f"{name}_vision": _MUSE for name in ("muse_glimmer", "muse_spark")},
-    "paddleocr_vl_vision": ("vision_model.embeddings.position_embedding.weight", "out", "vision_model.embeddings"),
-    "kimi_k25_vision": ("patch_embed.pos_emb.position_embeddings", "out", "patch_embed"),
-    "gemma4_vision": ("patch_embedder.position_embedding_table", "out", "patch_embedder"),
-    "sam3_vit_model": ("embeddings.position_embeddings", "out", "embeddings"),
-    "llama4_vision_model": ("positional_embedding_vlm", "in", "layernorm_pre"),
-}
-
-
 def learned(model):
     """The names of the parameters of a tower that speak of positions and have a row for each of several."""
     names = [(name, p) for name, p in model.named_parameters() if "pos_emb" in name or "position" in name]
@@ -166,7 +148,11 @@ def table(case):
     config, images = config_of(case["config"]), case["images"]
     if config.model_type == UNLIKE:
         return {}
-    (name, side, place), model, seen = TABLES[config.model_type], make_model(config), []
+    model, seen = make_model(config), []
+    (name,) = learned(model)
+    # The module that rows enter, or else the one that they leave.
+    entered = {"pos_embed.weight": "blocks.0", "positional_embedding_vlm": "layernorm_pre"}.get(name)
+    module = model.get_submodule(entered or name.rpartition(".position")[0])
     with torch.no_grad():
         for key, weight in [*model.named_parameters(), *model.named_buffers()]:
             if weight.is_floating_point():  # Kimi K2.5 has a buffer of sinusoids of the frame
@@ -174,8 +160,7 @@ def table(case):
             if key == name:
                 values = torch.tensor(case["table"]).reshape(-1, 1)
                 weight.view(-1, weight.shape[-1])[: len(values)] = values  # Llama 4's class token comes last
-    module = model.get_submodule(place)
-    if side == "in":
+    if entered:
         module.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     else:
         module.register_forward_hook(lambda _, args, out: seen.append(out))
