@@ -102,6 +102,7 @@ def _layer(config, model, index, query, key, rotated, projected, scale):
         rotated, n = rotated[::-1], config.rotary_dim
         inverse, factor = (1.0 / (10000 ** (torch.arange(0, n, 2, dtype=torch.int64) / n))).numpy(), 1.0
         result |= {"rope": {"rope_type": "default", "rope_theta": 10_000.0}, "head_dim": n}
+        result["softmax_scale"] = None  # of which its code tells since transformers 5.24 alone
     else:
         inverse, factor = inverse_frequencies(model.rotary_emb, [kind])[kind]
         result["rope"] = dict(config.rope_parameters.get(kind, config.rope_parameters))
