@@ -2,11 +2,11 @@
 
 import importlib
 
-import timm.models.levit
 import torch
 import transformers
 from embeddings import config_of
 from timm.layers import pos_embed_rel
+from timm.models import levit
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 from transformers.models.levit.modeling_levit import LevitAttention, LevitAttentionSubsample
 from transformers.models.swin.modeling_swin import SwinRelativePositionBias
@@ -79,40 +79,29 @@ def of_grid(case):
         for parameter, value in zip(layer.mlp.parameters(), weights, strict=True):
             parameter.data = value
         return {"bias": numbers(layer.eval().get_bias()[0])}
-    heads = table.shape[0 if "LeViT" in peer or "Tf" in peer else 1]
-    layer, bias = {
-        "transformers, Swin": lambda: (SwinRelativePositionBias(heads, (rows, columns)), lambda x: x()[0]),
-        "transformers, BEiT": lambda: (beit(table, rows), lambda x: x((rows, columns))[0]),
-        "transformers, LeViT": lambda: (LevitAttention(8, 4, heads, 2, rows), _of_levit),
-        "transformers, LeViT, subsampled": lambda: (
-            LevitAttentionSubsample(8, 8, 4, heads, 2, 2, rows, -(-rows // 2)),
-            _of_levit,
-        ),
-        "timm, RelPosBias": lambda: (pos_embed_rel.RelPosBias((rows, columns), heads), lambda x: x.get_bias()[0]),
-        "timm, RelPosBias, class token": lambda: (
-            pos_embed_rel.RelPosBias((rows, columns), heads, prefix_tokens=1),
-            lambda x: x.get_bias()[0],
-        ),
-        "timm, RelPosBiasTf": lambda: (pos_embed_rel.RelPosBiasTf((rows, columns), heads), lambda x: x.get_bias()),
-        "timm, LeViT": lambda: (timm.models.levit.Attention(8, 4, heads, resolution=(rows, columns)), _of_levit),
-        "timm, LeViT, subsampled": lambda: (
-            timm.models.levit.AttentionDownsample(8, 8, 4, heads, stride=2, resolution=(rows, columns)),
-            _of_levit,
-        ),
+    heads, window = table.shape[0 if "LeViT" in peer or "Tf" in peer else 1], (rows, columns)
+    layer = {
+        "transformers, Swin": lambda: SwinRelativePositionBias(heads, window),
+        "transformers, BEiT": lambda: beit(table, rows),
+        "transformers, LeViT": lambda: LevitAttention(8, 4, heads, 2, rows),
+        "transformers, LeViT, subsampled": lambda: LevitAttentionSubsample(8, 8, 4, heads, 2, 2, rows, -(-rows // 2)),
+        "timm, RelPosBias": lambda: pos_embed_rel.RelPosBias(window, heads),
+        "timm, RelPosBias, class token": lambda: pos_embed_rel.RelPosBias(window, heads, prefix_tokens=1),
+        "timm, RelPosBiasTf": lambda: pos_embed_rel.RelPosBiasTf(window, heads),
+        "timm, LeViT": lambda: levit.Attention(8, 4, heads, resolution=window),
+        "timm, LeViT, subsampled": lambda: levit.AttentionDownsample(8, 8, 4, heads, stride=2, resolution=window),
     }[peer]()
-    name = "attention_biases" if "LeViT" in peer else "relative_position_bias_table"
     layer.eval()
-    getattr(layer, name).data = table
-    return {"bias": numbers(bias(layer))}
-
-
-def _of_levit(layer):
-    return layer.get_attention_biases("cpu")
+    if "LeViT" in peer:
+        layer.attention_biases.data = table
+        return {"bias": numbers(layer.get_attention_biases("cpu"))}
+    layer.relative_position_bias_table.data = table
+    bias = layer.get_bias() if "timm" in peer else layer(*[window] if "BEiT" in peer else [])
+    return {"bias": numbers(bias.reshape(heads, *bias.shape[-2:]))}
 
 
 def beit(table, side):
-    layer = BeitRelativePositionBias(
-        transformers.BeitConfig(image_size=16 * side, patch_size=16, num_attention_heads=table.shape[1])
-    )
+    sizes = {"image_size": 16 * side, "patch_size": 16, "num_attention_heads": table.shape[1]}
+    layer = BeitRelativePositionBias(transformers.BeitConfig(**sizes))
     layer.relative_position_bias_table.data = table
     return layer
