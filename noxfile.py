@@ -388,17 +388,16 @@ def evidence(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """In neither tier: compares with transformers and timm; `-- --record` writes tests/oracles/recorded.
 
-    `-- --newest` takes the newest transformers instead, and first prints what it changes in posenc_jax/hf/facts.json,
-    as text for an issue; `-- --facts` writes that file from it.
-    With the files that record_bias.py there runs, `-- --record KERPLE ARITHMETIC NEMO`, biases.json too. With those of
-    record_authors.py, `-- --record-authors PROPE FOPE XTUNER SELECTIVE_ROPE DROPE` writes two more.
+    `-- --record NAME…` writes some of its files, and `-- --record SOURCE=FILE…` runs code of authors too, see
+    tests/huggingface/parity/authors.py. `-- --newest` takes the newest transformers instead, and first prints what it
+    changes in posenc_jax/hf/facts.json, as text for an issue; `-- --facts` writes that file from it.
     """
     offline = CPU | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     folder = "tests/huggingface/parity"
     if session.posargs[:1] in (["--newest"], ["--facts"]):
         # The next run pins its release again.
         Path(session.virtualenv.location, "installed.txt").unlink(missing_ok=True)
-        session.install("-e", ".", *group("parity"))
+        session.install("-e", ".", *group("record"))
         session.install("-U", "transformers")
         if session.posargs[0] == "--facts":
             session.run("python", f"{folder}/record_facts.py", env=offline)
@@ -406,21 +405,11 @@ def parity(session: nox.Session) -> None:
         session.run("python", f"{folder}/record_facts.py", "--diff", env=offline)
         session.run("pytest", folder, *session.posargs[1:], env=offline)
         return
-    if session.posargs[:1] not in (["--record"], ["--record-authors"]):
-        install(session, "-e", ".", *group("parity"))
+    install(session, "-e", ".", *group("record"))
+    if session.posargs[:1] != ["--record"]:
         pytest(session, folder, **offline)
         return
-    session.install("-e", ".", *group("record"))
-    if session.posargs[0] == "--record-authors":
-        session.run("python", f"{folder}/record_authors.py", *session.posargs[1:], env=offline)
-        return
-    session.run("python", f"{folder}/record.py", env=offline)
-    names = "towers positions axes relative_bias attention masks placed_biases content_biases nulls pope"
-    names += " layers turns"
-    for name in names.split():
-        session.run("python", f"{folder}/record_{name}.py", env=offline)
-    if sources := session.posargs[1:]:
-        session.run("python", f"{folder}/record_bias.py", *sources, env=offline)
+    session.run("python", f"{folder}/record.py", *session.posargs[1:], env=offline)
 
 
 @nox.session

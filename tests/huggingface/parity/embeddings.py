@@ -1,5 +1,7 @@
 """The class for frequencies of a configuration of transformers, its frequencies and the amplitude of its waves."""
 
+import contextlib
+import copy
 import functools
 import importlib.util
 import inspect
@@ -8,7 +10,18 @@ import re
 
 import torch
 import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+# Classes for waves that return sines first.
+SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
+
+
+def config_of(written):
+    """The config that transformers makes of a config.json."""
+    return CONFIG_MAPPING[written["model_type"]](
+        **{k: x for k, x in copy.deepcopy(written).items() if k != "model_type"}
+    )
 
 
 def borrowed_class(config):
@@ -91,3 +104,20 @@ def keys_of(config_class):
         if base.__module__.startswith("transformers.models"):
             names |= {*re.findall(r"kwargs\.(?:get|pop|setdefault)\(\s*\"(\w+)\"", inspect.getsource(base))}
     return frozenset(names)
+
+
+@contextlib.contextmanager
+def at_rest(model):
+    """A model in which all cosines are 1 and all sines 0."""
+
+    def still(module, args, waves):
+        if not isinstance(waves, tuple):
+            return torch.ones_like(waves)
+        zeros, ones = torch.zeros_like(waves[0]), torch.ones_like(waves[1])
+        return (zeros, ones) if type(module).__name__ in SINES_FIRST else (ones, zeros)
+
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if type(module).__name__.endswith(("RotaryEmbedding", "RopePositionEmbedding")):
+                stack.callback(module.register_forward_hook(still).remove)
+        yield

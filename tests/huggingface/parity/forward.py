@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import small
 import torch
-from embeddings import borrowed_class, modeling_of
+from embeddings import at_rest, borrowed_class, modeling_of
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -152,10 +152,6 @@ AttentionInterface.register("record", _record_function)
 AttentionMaskInterface.register("record", eager_mask)
 
 
-def _record_dot_product(*args, **kwargs):
-    return _record(None, *args)[0]
-
-
 def _record_products(calls, module, forward, *args, **kwargs):
     """Calls a module whose first products are those of queries and keys, of all queries or of one after the other."""
     products, multiply = [], torch.matmul
@@ -184,15 +180,6 @@ def _rotate_in_place(rotate, rest, q, k, *args, **kwargs):
     return [x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for x in rotate(q, k, *args, **kwargs)]
 
 
-def _stand_still(module, args, waves):
-    """Cosines of 1 and sines of 0."""
-    if type(module).__name__ in small.SINES_FIRST:
-        return torch.zeros_like(waves[0]), torch.ones_like(waves[1])
-    if isinstance(waves, tuple):
-        return torch.ones_like(waves[0]), torch.zeros_like(waves[1])
-    return torch.ones_like(waves)
-
-
 @contextlib.contextmanager
 def _recording(model, rest):
     """Records in `_calls`, at rest or not."""
@@ -204,13 +191,14 @@ def _recording(model, rest):
 
         def patch(path, function, owner=modeling):
             *owners, name = path.split(".")
-            owner = functools.reduce(getattr, owners, owner)
-            stack.enter_context(mock.patch.object(owner, name, function))
+            stack.enter_context(mock.patch.object(functools.reduce(getattr, owners, owner), name, function))
 
         if attending:
-            patch(attending, _record if attending.endswith("._attn") else _record_dot_product)
-        if rest and still:
-            patch(*still)
+            patch(attending, _record if attending.endswith("._attn") else lambda *x, **_: _record(None, *x)[0])
+        if rest:
+            stack.enter_context(at_rest(model))
+            if still:
+                patch(*still)
         if rotate := getattr(modeling, _INTO_HALVES, None):
             patch(_INTO_HALVES, functools.partial(_rotate_in_place, rotate, rest))
         for module in model.modules():
@@ -218,8 +206,6 @@ def _recording(model, rest):
             calls = _calls.indexer if name.endswith("Indexer") else _calls.attention
             if name.endswith("Indexer") or name in small.MULTIPLYING:
                 patch("forward", functools.partial(_record_products, calls, module, module.forward), module)
-            if rest and name.endswith("RotaryEmbedding"):
-                stack.callback(module.register_forward_hook(_stand_still).remove)
         yield
 
 
@@ -269,35 +255,17 @@ def errors(model_type, change=lambda plan: plan):
     """
     changed, (positions, rest, moved, arrays), result = change(plan(model_type)), passes(model_type), {}
     for name, own in {"attention": changed, "indexer": changed.indexer}.items():
-        before, after = getattr(rest, name), getattr(moved, name)
-        for layer in after:
+        for layer, after in getattr(moved, name).items():
             for role in ("query", "key"):
-                x, y = getattr(before[layer], role), getattr(after[layer], role)
-                at = positions
+                x, y, at = getattr(getattr(rest, name)[layer], role), getattr(after, role), positions
                 if (name, role) == ("indexer", "key") and model_type in small.COMPRESSED:
                     at = small.COMPRESSED[model_type] * np.arange(x.shape[2], dtype=np.int32)
-                error = _error(model_type, own, layer, role, x, y, at, arrays)
+                elif model_type in small.SCALED_BY_INDEX and not own.layers[layer].rotary_dim:
+                    x, at = x[..., :1, :] + 0 * x, np.arange(len(positions), dtype=np.int32)
+                if own is not None:  # else an indexer that does not rotate
+                    parameters = {name: arrays[name.format(layer=layer)] for name, _ in own.parameters}
+                    options = {"head_axis": -3, "role": role, "scaled": False, "parameters": parameters}
+                    x = np.asarray(own.rotate(x, layer, at, **options))
+                error = np.abs(x - y).max((0, 1, 3)) / np.abs(y).max()
                 result[name, layer, role] = error if len(at) == len(positions) else np.full(len(positions), error.max())
     return result
-
-
-def _error(model_type, own, layer, role, before, after, positions, arrays):
-    if own is None:  # an indexer that does not rotate
-        return np.abs(before - after).max((0, 1, 3))
-    if model_type in small.SCALED_BY_INDEX and not own.layers[layer].rotary_dim:
-        before, positions = before[..., :1, :] + 0 * before, np.arange(len(positions), dtype=np.int32)
-    parameters = {name: arrays[name.format(layer=layer)] for name, _ in own.parameters}
-    options = {"head_axis": -3, "role": role, "scaled": False, "parameters": parameters}
-    expected = np.asarray(own.rotate(before, layer, positions, **options))
-    return np.abs(expected - after).max((0, 1, 3)) / np.abs(after).max()
-
-
-@functools.lru_cache(maxsize=1)  # the models of all types would take gigabytes
-def _attending(model_type):
-    return make_model(model_type, "eager")
-
-
-def states(model_type, positions, shift=0):
-    """The last hidden states of a row of random tokens, (seq, features), by the model's own attention."""
-    tokens = np.random.default_rng(0).integers(3, 64, len(positions))
-    return _call(_attending(model_type), tokens, spread(model_type, positions) + shift)[0][0].numpy()

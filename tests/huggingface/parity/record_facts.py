@@ -331,6 +331,8 @@ def facts_of(name, config_class):
     config, code = made(config_class), code_of(config_class)
     defaults, names = _values(config), config_class.attribute_map.items()
     rope = defaults.pop("rope_parameters", None)
+    if rope and all(isinstance(value, dict) for value in rope.values()):
+        rope = dict(sorted(rope.items()))  # by layer type, which transformers has in the order of a set
     result = {"defaults": defaults} | _settled(config_class, config) | _head_dim(config_class, config)
     if rope != {"rope_theta": 10_000.0, "rope_type": "default"}:
         result["rope"] = rope

@@ -2,57 +2,55 @@
 
 import torch
 
-COMMON = {
-    "hidden_size": 256,
-    "intermediate_size": 64,
+_SIZES = {
+    256: """
+        hidden_size lru_width adapter_input_size cross_hidden_size hidden_size_global upsample_groups
+    """,
+    128: "indexer_head_dim mamba_headdim",
+    64: """
+        intermediate_size vocab_size intermediate_size_mlp ffn_hidden_size vocab_size_per_layer_input
+        codebook_vocab_size ffn_dim mamba_head_dim
+    """,
+    32: """
+        moe_intermediate_size shared_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank
+        dense_intermediate_size expert_ffn_hidden_size moe_hidden_size moe_shared_expert_intermediate_size
+        shared_experts_intermediate_size
+    """,
+    16: """
+        linear_head_dim linear_key_head_dim linear_value_head_dim mamba_d_state adapter_out_dim audio_vocab_size
+        codebook_dim feature_size o_lora_rank vector_quantization_hidden_dimension
+    """,
+    8: """
+        index_topk hidden_size_per_layer_input hc_lowrank resampler_dim_head ssm_state_size
+        subsampling_conv_channels
+    """,
+    5: "conv_kernel_size",
+    4: """
+        num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads adapter_rank
+        downsample_hidden_size index_block_size indexer_budget mamba_num_heads n_mamba_heads num_filters
+        resampler_num_latents
+    """,
+    2: """
+        num_attention_heads num_key_value_heads num_experts_per_tok moe_topk moe_k index_n_heads
+        linear_num_heads linear_num_key_heads linear_num_value_heads eos_token_id H_cycles L_cycles
+        cross_layer_interval cross_num_attention_heads cross_num_key_value_heads decoder_num_attention_heads
+        decoder_num_key_value_heads hc_count index_topk_blocks indexer_n_heads n_groups n_input_layers
+        n_output_layers num_quantizers o_groups zero_expert_num
+    """,
+    1: """
+        n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups
+        bos_token_id aligner_num_add_layers index_kpool indexer_compress_ratio indexer_kv_heads resampler_depth
+        resampler_heads
+    """,
+}
+COMMON = {name: size for size, names in _SIZES.items() for name in names.split()} | {
     "num_hidden_layers": 6,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
     "max_position_embeddings": 1024,
     "initializer_range": 0.06,  # 1/√hidden_size: queries and keys of unit scale
     "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
     "attention_multiplier": 0.1,
-    # experts
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "moe_num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_topk": 2,
-    "moe_k": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "moe_num_shared_experts": 1,
-    "moe_intermediate_size": 32,
-    "shared_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "intermediate_size_mlp": 64,
-    "ffn_hidden_size": 64,
-    # latent attention, and its indexer
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "index_n_heads": 2,
-    "index_topk": 8,
-    # layers without attention
-    "linear_head_dim": 16,
-    "linear_num_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "mamba_n_heads": 4,
     "mamba_d_head": 128,
     "mamba_d_ssm": 512,
-    "mamba_d_state": 16,
-    "mamba_n_groups": 1,
-    "lru_width": 256,
-    "vocab_size_per_layer_input": 64,
-    "hidden_size_per_layer_input": 8,
 }
 
 _YARN = {
@@ -73,38 +71,20 @@ _LLAMA3 = {
 }
 _SECTIONS = {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
 _SLIDING = ["sliding_attention", "full_attention"]
-_EVOLLA = {
-    "aligner_num_add_layers": 1,
-    "resampler_depth": 1,
-    "resampler_dim_head": 8,
-    "resampler_heads": 1,
-    "resampler_num_latents": 4,
-    "protein_encoder_config": {
-        "vocab_size": 16,
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-    },
-}
+_TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_EVOLLA = {"protein_encoder_config": _TINY | {"vocab_size": 16}}
 _FLOW = {"hidden_size": 16, "num_hidden_layers": 1, "condition_dim": 256, "frequency_embedding_size": 8}
-_MIMI = {
-    "num_hidden_layers": 2,
-    "num_filters": 4,
-    "upsample_groups": 256,
-    "codebook_size": 16,
-    "codebook_dim": 16,
-    "num_quantizers": 2,
-    "vector_quantization_hidden_dimension": 16,
-}
-_POCKET = {"num_hidden_layers": 2, "num_filters": 4, "upsample_groups": 256, "latent_dim": 8}
+_MIMI = {"num_hidden_layers": 2, "codebook_size": 16}
+_POCKET = {"num_hidden_layers": 2, "latent_dim": 8}
 
 _V4 = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
 _LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 sarvam_mla youtu"
-BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_position_embeddings": 16_384}) | {
+_T5 = "t5_gemma_module t5gemma2_decoder t5gemma2_text"
+BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_position_embeddings": 16_384})
+BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
+    "dots3_note_text": {f"swa_{name}": COMMON[name] for name in ("num_attention_heads", "num_key_value_heads")}
+    | {f"swa_{name}": COMMON[name] for name in ("q_lora_rank", "kv_lora_rank")},
     "bamba": {"attn_layer_indices": [1, 4]},
-    "blt_local_decoder": {"hidden_size_global": 256},
-    "blt_local_encoder": {"hidden_size_global": 256},
     "chameleon": {"vocabulary_map": {"<image>": 4}},
     "codegen": {
         "num_attention_heads": 4,
@@ -125,7 +105,7 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
         "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
     },
-    "dory": {"num_hidden_layers": 8, "n_input_layers": 2, "n_output_layers": 2, "head_dim": 128, "sliding_window": 64},
+    "dory": {"num_hidden_layers": 8, "head_dim": 128, "sliding_window": 64},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * 5},
     "deepseek_v4": {
         "num_key_value_heads": 1,
@@ -134,24 +114,10 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
         "layer_types": _V4 + ["compressed_sparse_attention"] + _V4[:2],
         "rope_parameters": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 1024},
         "index_n_heads": 4,
-        "o_groups": 2,
-        "o_lora_rank": 16,
     },
-    "dia_decoder": {"cross_num_attention_heads": 2, "cross_num_key_value_heads": 2, "cross_hidden_size": 256},
     "diffusion_gemma_text": {"top_k_experts": 2},
     "dots3_note_audio_encoder": {
         "num_hidden_layers": 2,
-        "feature_size": 16,
-        "downsample_hidden_size": 4,
-        "adapter_input_size": 256,
-        "adapter_out_dim": 16,
-    },
-    "dots3_note_text": {
-        "shared_experts_intermediate_size": 32,
-        "swa_num_attention_heads": 2,
-        "swa_num_key_value_heads": 2,
-        "swa_q_lora_rank": 32,
-        "swa_kv_lora_rank": 32,
     },
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
     "esm": {"position_embedding_type": "rotary", "mask_token_id": 3},
@@ -159,7 +125,7 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
     "EvollaModel": _EVOLLA,
     "gemma3n_text": {"num_hidden_layers": 12, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 12},
     "glm4v_text": {"rope_parameters": _SECTIONS},
-    "glm5_next_text": {"index_topk": 8, "index_kpool": 1, "hc_mult": 2},
+    "glm5_next_text": {"index_topk": 8, "hc_mult": 2},
     "glm_image_text": {"rope_parameters": _SECTIONS},
     "glm_ocr_text": {"rope_parameters": _SECTIONS},
     "glmasr_encoder": {"num_mel_bins": 8},
@@ -170,30 +136,28 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
         "layer_types": ["linear_attention", "full_attention"],
         "position_embedding_type": "rope",
     },
-    "hrm_text": {"num_hidden_layers": 2, "H_cycles": 2, "L_cycles": 2},
+    "hrm_text": {
+        "num_hidden_layers": 2,
+    },
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "idefics": {
-        "cross_layer_interval": 2,
-        "vision_config": {
-            "embed_dim": 16,
-            "image_size": 8,
-            "patch_size": 4,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-        },
+        "vision_config": _TINY | {"embed_dim": 16, "image_size": 8, "patch_size": 4},
     },
     "kimi_linear": {"num_expert_group": 1, "num_experts_per_token": 2},
-    "kyutai_speech_to_text": {"codebook_vocab_size": 64, "num_codebooks": 2, "ffn_dim": 64, "audio_pad_token_id": 192},
-    "lasr_encoder": {"subsampling_conv_channels": 8, "num_mel_bins": 16, "conv_kernel_size": 5},
+    "kyutai_speech_to_text": {"num_codebooks": 2, "audio_pad_token_id": 192},
+    "lasr_encoder": {
+        "num_mel_bins": 16,
+    },
     "mistral_large4_text": {
         "rope_parameters": _YARN | {"rope_theta": 10_000.0},
         "max_position_embeddings": 16_384,
     },
     "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
     "llama4_text": {"moe_layers": [], "floor_scale": 2},
-    "longcat_flash": {"num_layers": 3, "zero_expert_num": 2, "expert_ffn_hidden_size": 32},
+    "longcat_flash": {
+        "num_layers": 3,
+    },
     "mimi": _MIMI,
     "mimi_decoder": _MIMI,
     "mimi_encoder": _MIMI,
@@ -202,9 +166,6 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
         "num_hidden_layers": 3,
         "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
         "mlp_layer_types": ["dense", "sparse", "sparse"],
-        "dense_intermediate_size": 32,
-        "index_block_size": 4,
-        "index_topk_blocks": 2,
         "index_local_blocks": 0,
         "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
     },
@@ -212,20 +173,18 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
     "ministral3": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
     "mistral4": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
     "mllama_text_model": {"cross_attention_layers": [3]},
-    "moonshine": {"hidden_size": 72, "decoder_num_attention_heads": 2, "decoder_num_key_value_heads": 2},
+    "moonshine": {
+        "hidden_size": 72,
+    },
     "moonshine_streaming": {"num_key_value_heads": 2},
-    "moshi": {"ffn_dim": 64, "num_codebooks": 2, "audio_vocab_size": 16},
+    "moshi": {
+        "num_codebooks": 2,
+    },
     "muse_glimmer_assistant": {"target_layer_ids": [0], "layer_types": _SLIDING * 3},
-    "muse_spark_text": {"moe_hidden_size": 32},
     "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 63},
     "nemotron_h": {
         "num_hidden_layers": 4,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
-        "mamba_num_heads": 4,
-        "mamba_head_dim": 64,
-        "ssm_state_size": 8,
-        "n_groups": 2,
-        "moe_shared_expert_intermediate_size": 32,
     },
     "pe_audio_encoder": {
         "dac_config": {
@@ -258,13 +217,6 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
     "qwen4_exp_text": {
         "num_hidden_layers": 4,
-        "hc_count": 2,
-        "hc_lowrank": 8,
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 128,
-        "indexer_budget": 4,
-        "indexer_compress_ratio": 1,
         "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]},
     },
     "step3p5": {
@@ -276,18 +228,12 @@ BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_positio
             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         },
     },
-    "t5_gemma_module": {"dropout_rate": 0.0},
-    "t5gemma2_decoder": {"dropout_rate": 0.0},
-    "t5gemma2_text": {"dropout_rate": 0.0},
     "zamba2": {
         "num_hidden_layers": 3,
         "layers_block_type": ["hybrid", "hybrid", "mamba"],
         "use_mem_rope": True,
-        "n_mamba_heads": 4,
-        "mamba_headdim": 128,
         "mamba_d_state": 8,
         "chunk_size": 8,
-        "adapter_rank": 4,
     },
     "zaya": {
         "num_experts_per_tok": 1,
@@ -305,20 +251,18 @@ CLASSES = {
     "t5_gemma_module": "T5GemmaEncoder",
 }
 
-# Types without a model here, each with its reason.
-ELSEWHERE = "its code is not in transformers"
-_ELSEWHERE = (
-    "AXK1 Dream PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe bailing_moe_v2 chatglm deci "
-    "deepseek dream exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2 "
-    "internlmxcomposer2 iquestloopcoder kimi_k2 llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1 "
-    "minimax_m3 minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm "
-    "qwen qwen2_mtp qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse"
-)
 # Types by the release of transformers that has them first, where it is newer than 5.23.
 NEWER = {"5.24": "apertus1p5_text dory exaone hy_v4_vl_text lara_mini sarvam_mla sarvam_moe".split()}
-WITHOUT = dict.fromkeys(_ELSEWHERE.split(), ELSEWHERE) | {
-    "pe_audio_video_encoder": "it begins with a model of timm, which sees images",
-    "pe_video_encoder": "it begins with a model of timm, which sees images",
+# Types without a model here: those that begin with a model of timm, which sees images, and those whose code is elsewhere.
+OF_VIDEO = {"pe_audio_video_encoder", "pe_video_encoder"}
+WITHOUT = OF_VIDEO | {
+    *"""
+    AXK1 Dream PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe bailing_moe_v2 chatglm deci
+    deepseek dream exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2
+    internlmxcomposer2 iquestloopcoder kimi_k2 llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1
+    minimax_m3 minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm
+    qwen qwen2_mtp qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse
+    """.split()
 }
 
 
@@ -346,12 +290,6 @@ INDEXED = {
     "pocket_tts_audio_tokenizer_decoder": {"latents": _noise(1, 256, 20)},
     "pocket_tts_audio_tokenizer_encoder": {"input_values": _noise(1, 1, 19_200)},
     "roformer": _TOKENS,
-}
-
-# Types whose models mix positions with indices, and how.
-UNSHIFTED = {
-    "deepseek_v4": "its compressed keys count from 0, whatever the positions",
-    "minimax_m3_vl_text": "its indexer hides keys whose index is above the position of the query",
 }
 
 # Types whose indexer has a key for each block of so many tokens, at the position of the first.
@@ -385,9 +323,6 @@ CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
 
 # Types whose attention is a method that is told of no factor and scales the scores by itself.
 UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
-
-# Classes for waves that return sines first.
-SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
 
 # Types that take embeddings, not tokens.
 EMBEDDED = {

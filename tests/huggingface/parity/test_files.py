@@ -1,12 +1,16 @@
-"""The order of features in files of other programs, which docs/huggingface.md says, beside the code that reads them."""
+"""What files of checkpoints hold: the order of features in GGUF, shapes of norms, and names of what was learned."""
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, LlamaTensorProcessor, TensorProcessor
 
 import posenc_jax as pe
+from helpers.layers import LEARNED
+from oracles import recorded
+from posenc_jax import hf
 
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2)])
@@ -36,3 +40,23 @@ def test_shapes_of_norms(name, shape):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     assert {p.shape for key, p in model.named_parameters() if key.endswith("q_norm.weight")} == {shape}
+
+
+def test_the_names_of_parameters_are_those_of_a_saved_checkpoint(tmp_path):
+    """Of a whole model, as transformers saves it; a plan's names stand in it for every layer."""
+    *_, text = (case["config"] for case in recorded.cases("hf_layers"))
+    text |= {"vocab_size": 8, "intermediate_size": 16, "first_k_dense_replace": 4}
+    tower = {"model_type": "pixtral", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MistralLarge4Config(vision_config=tower, text_config=text)
+    model = transformers.MistralLarge4ForConditionalGeneration(config)
+    alpha = model.model.language_model.rotary_emb.alpha
+    with torch.no_grad():
+        alpha.normal_()
+    model.save_pretrained(tmp_path)
+    plan = hf.rotary_from_config(config.to_dict())
+    parameters = dict(plan.parameters + plan.indexer.parameters)
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        shapes = {name: file.get_tensor(name).shape for name in file.keys() if "lerope" in name or "ssmax" in name}
+        np.testing.assert_array_equal(file.get_tensor("lerope.alpha"), alpha.detach().numpy())
+    assert shapes == {name.format(layer=i): shape for name, shape in parameters.items() for i in range(4)}
+    assert LEARNED.keys() == parameters.keys()
