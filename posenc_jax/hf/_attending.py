@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._layers import WITHOUT_POSITIONS, layer_types
@@ -157,7 +158,7 @@ def _kinds(
     """The layer types of the config, or those of the class."""
     if model_type in _OTHER_MASKS:
         return [None] * len(types)
-    renamed = _RENAMED.get(model_type, {})
+    renamed = _RENAMED.get(model_type, {}) | ({_CHUNKED: _FULL} if width == 0 else {})
     types = [renamed.get(name, name) for name in types]
     if values.get("layer_types") or values.get("layers_block_type"):
         return types
@@ -190,7 +191,7 @@ def _scale(values: Mapping[str, Any], model_type: str, head_dim: int) -> float |
     scale = _SCALES.get(model_type, head_dim**-0.5)
     if not isinstance(scale, str):
         return scale
-    value = values.get(scale)
-    if not isinstance(value, int | float) or value <= 0:
+    if values.get(scale) is None:
         return None
+    value = checks.positive(scale, values[scale])
     return value if scale == _MULTIPLIER else value**-0.5

@@ -43,7 +43,7 @@ CASES = {
         {"sliding_window_pattern": 2, "sliding_window": 7, "use_bidirectional_attention": True},
         [SLIDING, FULL] * 2,
         [(3, 3), NO_WINDOW] * 2,
-        None,  # without query_pre_attn_scalar
+        1 / 16,  # query_pre_attn_scalar is 256
     ),
     "gemma4_text": (
         {"rope_parameters": OF_TYPES, "global_head_dim": 64, "sliding_window": 6, "layer_types": [SLIDING, FULL] * 2},
@@ -138,7 +138,7 @@ def test_a_written_plan_that_is_wrong():
     config = plan_to_config(read("mistral"))
     for attention, message in [
         (config["layer_attention"][:3], "layer_attention must hold a mapping for 4 layers, got 3"),
-        ([{"kinds": FULL}] * 4, r"the key layer_attention\[0\].kinds = 'full_attention' is not known"),
+        ([{"kinds": FULL}] * 4, r"the key layer_attention\[0\].kinds = 'full_attention' is not read by layer_attention"),
         ([5] * 4, r"layer_attention\[0\] must be a mapping"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):

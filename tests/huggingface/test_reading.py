@@ -189,7 +189,7 @@ READ = [
     ("ministral3", {"num_hidden_layers": 2},
      "2 x 128/128 1e+06 factor=16.0 original_max_position_embeddings=16384 rope_type=yarn QueryScale(coefficient=0.1, period=16384, offset=0, variant='steps')"),
     ("mistral_large4_text", {"num_hidden_layers": 4},
-     "3 x 64/128 10000 factor=2048.0 original_max_position_embeddings=512 rope_type=yarn HeadScale(scale='layers.{layer}.attention.ssmax_scaling.s', bias='layers.{layer}.attention.ssmax_scaling.b', num_heads=64), 1 x -/128 HeadScale(scale='layers.{layer}.attention.ssmax_scaling.s', bias='layers.{layer}.attention.ssmax_scaling.b', num_heads=64); interleaved; last; indexer: 3 x 64/128 10000 factor=2048.0 original_max_position_embeddings=512 rope_type=yarn HeadScale(scale='layers.{layer}.attention.indexer.ssmax_scaling.s', bias='layers.{layer}.attention.indexer.ssmax_scaling.b', num_heads=32), 1 x -/128 HeadScale(scale='layers.{layer}.attention.indexer.ssmax_scaling.s', bias='layers.{layer}.attention.indexer.ssmax_scaling.b', num_heads=32); interleaved"),
+     "3 x 64/128 10000 factor=2048.0 learned_log_factor=lerope.alpha original_max_position_embeddings=512 rope_type=yarn HeadScale(scale='layers.{layer}.attention.ssmax_scaling.s', bias='layers.{layer}.attention.ssmax_scaling.b', num_heads=64), 1 x -/128 HeadScale(scale='layers.{layer}.attention.ssmax_scaling.s', bias='layers.{layer}.attention.ssmax_scaling.b', num_heads=64); interleaved; last; indexer: 3 x 64/128 10000 factor=2048.0 learned_log_factor=lerope.alpha original_max_position_embeddings=512 rope_type=yarn HeadScale(scale='layers.{layer}.attention.indexer.ssmax_scaling.s', bias='layers.{layer}.attention.indexer.ssmax_scaling.b', num_heads=32), 1 x -/128 HeadScale(scale='layers.{layer}.attention.indexer.ssmax_scaling.s', bias='layers.{layer}.attention.indexer.ssmax_scaling.b', num_heads=32); interleaved"),
     ("mllama_text_model", {"num_hidden_layers": 3, "cross_attention_layers": [1]},
      "1 x 128/128 500000, 1 x -/128, 1 x 128/128 500000"),
     ("modernbert", {"num_hidden_layers": 2, "global_rope_theta": 2e5, "local_rope_theta": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "position_embedding_type": "absolute"},
@@ -633,7 +633,7 @@ def test_types_that_are_not_in_transformers():
         keys |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64} if MODELS[name].latent else {}
         keys |= {"seq_length": 2048, "use_dynamic_ntk": False} if name == "qwen" else {}
         found.setdefault(in_words(read(name, sizes | keys)), []).append(name)
-    assert {words: " ".join(sorted(names, key=str.lower)) for words, names in found.items()} == REMOTE
+    assert {words: " ".join(sorted(names, key=lambda name: (name.lower(), name))) for words, names in found.items()} == REMOTE
 
 
 @pytest.mark.parametrize("name", MODELS)
