@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.towers import memory_of, positions_of
 from oracles import recorded, rotations
@@ -141,11 +140,3 @@ def test_the_page_lists_the_tables_as_they_are():
     listed = {name: table for table, types in lines for name in re.findall(r"`(\w+)`", types)}
     assert listed == {name: tower.table for name, tower in _towers.TOWERS.items() if tower.table != "none"}
     assert {table for table, _ in lines} == {*_tower_tables.TABLES}
-
-
-@pytest.mark.parametrize("model_type", ["paddleocr_vl_vision", "kimi_k25_vision", "step3p5_vision"])
-def test_the_settings_of_a_plan_are_those_of_resize_table(model_type):
-    plan, case = vision_rotary_from_config(CASES[model_type]["config"]), TABLES[model_type]
-    table, shape = np.float32(case["table"])[..., None], case["images"][0][1:]
-    resized = pe.resize_table(table, shape, **plan.resampling).reshape(-1, 1)
-    assert_within(resized, plan.table_rows(table, shape), 1e-7, against="the plan")
