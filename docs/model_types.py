@@ -1,10 +1,9 @@
 """The table of model types as Markdown, from the facts that the library reads configs by."""
 
-import dataclasses
+import contextlib
 import json
 import pathlib
 from collections.abc import Iterator
-from typing import Any
 
 from posenc_jax import hf
 from posenc_jax.hf._composite import parse_text_config
@@ -46,12 +45,12 @@ def recorded() -> set[str]:
         for name in ("hf_model_types", "hf_frequencies", "hf_published")
         for case in json.loads((VALUES / f"{name}.json").read_text(encoding="utf-8"))["cases"]
     ]
-    # A published config has a string or null for layers if transformers does not read it.
-    types = {
-        str(parse_text_config(case["config"])["model_type"])
-        for case in cases
-        if isinstance(case.get("layers", []), list)
-    }
+    types = set()
+    for case in cases:
+        # A published config has a string or null for layers if transformers does not read it.
+        if isinstance(case.get("layers", []), list):
+            with contextlib.suppress(ValueError):  # without its language model's part
+                types.add(str(parse_text_config(case["config"])[0]["model_type"]))
     return {name for name in map(canonical_type, types) if name}
 
 
@@ -95,9 +94,9 @@ def facts(model: Model) -> Iterator[str]:
 def _base(model: Model) -> Iterator[str]:
     if model.theta is None:
         yield "a base must be given"
-    elif model.thetas:
-        bases = {f"{base:,.0f}" for _, base in model.thetas.values()}
-        by_type = ", ".join(f"{base:,.0f} ({name.split('_')[0]})" for name, (_, base) in model.thetas.items())
+    elif model.bases:
+        bases = {f"{base:,.0f}" for _, base in model.bases.values()}
+        by_type = ", ".join(f"{base:,.0f} ({name.split('_')[0]})" for name, (_, base) in model.bases.items())
         yield f"base {by_type if len(bases) > 1 else bases.pop()}"
         if model.scaled_types == USUAL.scaled_types:
             yield "an old `rope_scaling` is for full layers"
@@ -107,21 +106,28 @@ def _base(model: Model) -> Iterator[str]:
         key = "" if changed.key == "rope_theta" else f"`{changed.key}` "
         before = f"{key}{changed.before:,.0f}"
         yield f"before transformers {changed.since} {before}; a config without it must name its release"
-    if model.needs_settings:
-        yield "rope settings must be given"
     if model.nested:
         yield "settings for each layer type"
-    if model.original_max:
-        yield f"original length {model.original_max}"
+    yield from _settings(model)
+
+
+def _settings(model: Model) -> Iterator[str]:
+    """The scaling of the class's own rope settings."""
+    by_type = model.settings if model.nested else {"all layers": model.settings}
+    for layer_type, settings in by_type.items():
+        rope_type = (settings or {}).get("rope_type", "default")
+        if rope_type != "default":
+            where = f" in `{layer_type}`" if model.nested else ""
+            yield f'rope type "{rope_type}"' + (f", factor {settings['factor']:g}" if "factor" in settings else "") + where
 
 
 def _width(model: Model) -> Iterator[str]:
-    if model.head_dim:
-        yield f"`head_dim` {model.head_dim}"
-    if model.global_head_dim:
-        yield f"`head_dim` {model.global_head_dim} in full layers"
-    if model.rotary_dim:
-        yield f"rotates {model.rotary_dim} features"
+    if "head_dim" in model.defaults:
+        yield f"`head_dim` {model.defaults['head_dim']}"
+    if "global_head_dim" in model.defaults:
+        yield f"`head_dim` {model.defaults['global_head_dim']} in full layers"
+    if "rotary_dim" in model.defaults:
+        yield f"rotates {model.defaults['rotary_dim']} features"
     elif model.partial not in (None, 1.0):
         unless = ' with rope type "default"' if model.whole_if_scaled else ""
         yield f"rotates {model.partial:g} of the head{unless}"
@@ -142,7 +148,7 @@ def _layers(model: Model) -> Iterator[str]:
         yield f"full layers have no positions{unless}"
     if every := model.no_rope_interval:
         yield f"layers {every - 1}, {2 * every - 1}, … have no positions"
-    if model.needs_layer_types:
+    if model.default_type is None:
         yield "`layer_types` must be given"
 
 
@@ -244,21 +250,19 @@ def multimodal() -> Iterator[str]:
 
 def lines() -> Iterator[str]:
     """The lines of the page's tables."""
-    groups: dict[tuple[Any, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     of_release, release = in_transformers()
     for name, model in MODELS.items():
-        hashable = dataclasses.replace(model, thetas=model.thetas and tuple(model.thetas.items()))
-        groups.setdefault((hashable, REWRITERS.get(name), name in of_release), []).append(name)
+        text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
+        text += f". {' '.join(str(REWRITERS[name].__doc__).split())}" if name in REWRITERS else ""
+        row = release if name in of_release else "–", str(model.layout), f"{text[0].upper()}{text[1:]}"
+        groups.setdefault(row, []).append(name)
     yield f"## Read: {len(MODELS)} model types"
     yield ""
     yield "| model types | transformers | pairs | where no key says otherwise |"
     yield "| --- | --- | --- | --- |"
-    for types in sorted(groups.values(), key=lambda types: sorted(map(str.lower, types))):
-        model, rewrite = MODELS[types[0]], REWRITERS.get(types[0])
-        text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
-        text += f". {rewrite.__doc__}" if rewrite else ""
-        has_it = release if types[0] in of_release else "–"
-        yield f"| {names(types)} | {has_it} | {model.layout} | {text[0].upper()}{text[1:]} |"
+    for row, types in sorted(groups.items(), key=lambda item: sorted(map(str.lower, item[1]))):
+        yield f"| {names(types)} | {' | '.join(row)} |"
     yield ""
     yield from census()
     yield ""

@@ -49,7 +49,7 @@ def base(f: pe.Frequencies) -> int:
 
 def model(name: str, config: dict[str, Any]) -> str:
     """A row: the plan of a config, and the scaling by the name in the config."""
-    plan, text = hf.rotary_from_config(config), parse_text_config(config)
+    plan, text = hf.rotary_from_config(config), parse_text_config(config)[0]
     rotating = [layer for layer in plan.layers if layer.frequencies.dim]
     settings = text.get("rope_scaling") or text.get("rope_parameters") or {}
     rope_type = settings.get("rope_type") or settings.get("type")
