@@ -9,7 +9,7 @@ import pytest
 
 import posenc_jax as pe
 from huggingface.published import LLAMA_4
-from oracles.configs import query_scale
+from oracles.encodings import query_scale
 from posenc_jax.hf import HeadScale, QueryScale, RotaryLayer, RotaryPlan, plan_to_config, rotary_from_config
 
 

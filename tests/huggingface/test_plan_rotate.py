@@ -15,7 +15,7 @@ from helpers.quick import quick
 from helpers.tiers import thorough
 from huggingface.published import DEEPSEEK_V3
 from oracles import rotations
-from oracles.configs import query_scale
+from oracles.encodings import query_scale
 from posenc_jax.hf import HeadScale, QueryScale, RotaryLayer, RotaryPlan, rotary_from_config
 
 RNG = np.random.default_rng(0)

@@ -92,3 +92,11 @@ def big_vision(width: int, height: int, columns: int) -> np.ndarray:
     y, x = np.mgrid[:height, :columns]
     omega = 1.0 / 10_000.0 ** (np.arange(width // 4) / (width // 4 - 1))
     return np.concatenate([_one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
+
+
+def query_scale(positions: Any, coefficient: float, period: int, offset: int, form: str = "steps") -> np.ndarray:
+    """What queries are multiplied by, float64."""
+    p = np.asarray(positions, np.int64) + offset
+    if form == "power":
+        return (1 + p / period) ** coefficient
+    return 1 + coefficient * (np.log1p(p // period) if form == "steps" else np.log(np.maximum(p / period, 1)))

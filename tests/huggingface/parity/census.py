@@ -39,7 +39,7 @@ def language_model(model_type: str) -> str:
     if model_type in _refused.REFUSED:
         return model_type
     config = CONFIG_MAPPING[model_type]().to_dict()
-    return _composite.parse_text_config(config)["model_type"]
+    return _composite.parse_text_config(config)[0]["model_type"]
 
 
 def census() -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ import warnings
 import transformers
 from transformers.configuration_utils import PreTrainedConfig
 
-from oracles import configs
+from oracles import recorded as oracle
 
 
 def config_classes():
@@ -48,12 +48,12 @@ def recorded(values):
     """By key and kind, the types; those that the installed transformers does not have stay as they are."""
     logging.disable(logging.CRITICAL)
     classes, result = config_classes(), {}
+    configs = {case["config"]["model_type"]: case["config"] for case in oracle.cases("hf_model_types")}
     for key, kinds in values["nulls"].items():
         before = {name: kind for kind, names in kinds.items() for name in names.split()}
         result[key] = names = {}
         for name in values["types"].split():
-            written = configs.RECORDED.get(name, {}).get("config", {})
-            config = {k: x for k, x in written.items() if k not in (key, "model_type")}
+            config = {k: x for k, x in configs.get(name, {}).items() if k not in (key, "model_type")}
             if kind := said(classes[name], config, key) if name in classes else before.get(name):
                 names.setdefault(kind, []).append(name)
         result[key] = {kind: " ".join(names[kind]) for kind in sorted(names)}

@@ -12,11 +12,11 @@ import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from huggingface.published import PUBLISHED
-from oracles import configs, recorded
+from oracles import recorded
 
 CASES = {
     **{f"published {case['name']}": case["config"] for case in recorded.cases("hf_published")},
-    **{f"recorded {name}": case["config"] for name, case in configs.RECORDED.items()},
+    **{f"recorded {case['config']['model_type']}": case["config"] for case in recorded.cases("hf_model_types")},
     **{f"by hand {name}": config for name, config in PUBLISHED.items()},
 }
 CASES = {name: config for name, config in CASES.items() if config.get("model_type") in CONFIG_MAPPING}

@@ -49,7 +49,7 @@ def varied(model_type, seed):
     rng, model = random.Random(f"{model_type} {seed}"), _models.MODELS[model_type]
     base = dict(families.SETTINGS.get(model_type, {}))
     usual = CONFIG_MAPPING[model_type](**base)
-    kinds = dict.fromkeys(getattr(usual, "layer_types", None) or ()) if model.nested or model.thetas else ()
+    kinds = dict.fromkeys(getattr(usual, "layer_types", None) or ()) if model.nested else ()
     plan = hf.rotary_from_config(usual.to_dict(), length=LENGTH)
     rotating = next(layer for layer in plan.layers if layer.rotary_dim)
     pairs = (rotating.rotary_dim if model.latent or model.partial is None else rotating.head_dim) // 2
