@@ -3,8 +3,8 @@
 `rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower, and `positions_from_tokens`
 where a multimodal model places images and videos among text. `frequencies_from_rope_parameters` needs no config.
 
-Tested against transformers 5.23.0 and 5.24.0, which need not be installed. Every key about rotations must be
-understood: ignoring one would silently give a wrong model.
+A config is read as transformers' class of its model_type reads it, or refused with the reason. Tested against
+transformers 5.23.0 and 5.24.0, which need not be installed.
 """
 
 from posenc_jax.hf._multimodal import positions_from_tokens

@@ -61,20 +61,20 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
         length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
 
     Notes:
-      - For some 260 model types, the library knows what transformers keeps in code and not in the config, such as the
-        layout or the layers without positions.
+      - A config is read as transformers' class of its model_type reads it, or refused with the reason. For some 260
+        model types, the library knows what transformers keeps in code: the values of missing keys, the layout, the
+        layers without positions.
       - The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so
         on, for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
         proportional; with `mrope_section`, positions have several coordinates.
-      - Every key about rotations must be understood: an unknown, unused or misspelled key is rejected, and so are two
-        keys that contradict each other.
-      - Missing rope settings are rejected if the model's class in transformers has its own defaults for them, or if
-        releases have different defaults and `transformers_version` names no release.
+      - A key that speaks of positions (rope, rotary, theta, …) and that the class does not take is rejected, and so are a
+        likely misspelling of a key that is missing, and two keys that contradict each other. Other keys are ignored.
+      - A missing key whose default differs between releases is rejected if `transformers_version` names no release.
       - The order in which rotated features are stored does not change the scores if queries and keys share it:
         transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
 
     Reference:
-      Hugging Face transformers 5.23.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
+      Hugging Face transformers 5.24.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.
     """
     length = None if length is None else checks.positive_int("length", length)
     values, beside = parse_text_config(config)
