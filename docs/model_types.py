@@ -117,8 +117,8 @@ def _settings(model: Model) -> Iterator[str]:
     for layer_type, settings in by_type.items():
         rope_type = (settings or {}).get("rope_type", "default")
         if rope_type != "default":
-            where = f" in `{layer_type}`" if model.nested else ""
-            yield f'rope type "{rope_type}"' + (f", factor {settings['factor']:g}" if "factor" in settings else "") + where
+            factor = f", factor {settings['factor']:g}" if "factor" in settings else ""
+            yield f'rope type "{rope_type}"{factor}' + (f" in `{layer_type}`" if model.nested else "")
 
 
 def _width(model: Model) -> Iterator[str]:

@@ -67,8 +67,8 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       - The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so
         on, for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
         proportional; with `mrope_section`, positions have several coordinates.
-      - A key that speaks of positions (rope, rotary, theta, …) and that the class does not take is rejected, and so are a
-        likely misspelling of a key that is missing, and two keys that contradict each other. Other keys are ignored.
+      - A key that speaks of positions (rope, rotary, theta, …) and that the class does not take is rejected, and so are
+        a likely misspelling of a key that is missing, and two keys that contradict each other. Other keys are ignored.
       - A missing key whose default differs between releases is rejected if `transformers_version` names no release.
       - The order in which rotated features are stored does not change the scores if queries and keys share it:
         transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.

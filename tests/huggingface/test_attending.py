@@ -138,7 +138,10 @@ def test_a_written_plan_that_is_wrong():
     config = plan_to_config(read("mistral"))
     for attention, message in [
         (config["layer_attention"][:3], "layer_attention must hold a mapping for 4 layers, got 3"),
-        ([{"kinds": FULL}] * 4, r"the key layer_attention\[0\].kinds = 'full_attention' is not read by layer_attention"),
+        (
+            [{"kinds": FULL}] * 4,
+            r"the key layer_attention\[0\].kinds = 'full_attention' is not read by layer_attention",
+        ),
         ([5] * 4, r"layer_attention\[0\] must be a mapping"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):

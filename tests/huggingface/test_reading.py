@@ -22,7 +22,9 @@ def in_words(plan):
     runs = [(len(list(same)), words) for words, same in itertools.groupby(map(layer_in_words, plan.layers))]
     words = [", ".join(f"{count} x {words}" for count, words in runs)]
     words += [plan.layout] * (plan.layout != "half") + [plan.part] * (plan.part != "first")
-    words += [f"scores x {plan.softmax_scale:.4f}"] * (plan.softmax_scale != 1) + ["values rotate"] * plan.rotates_values
+    words += [f"scores x {plan.softmax_scale:.4f}"] * (plan.softmax_scale != 1) + [
+        "values rotate"
+    ] * plan.rotates_values
     return "; ".join(words + ([f"indexer: {in_words(plan.indexer)}"] if plan.indexer else []))
 
 
@@ -633,7 +635,9 @@ def test_types_that_are_not_in_transformers():
         keys |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64} if MODELS[name].latent else {}
         keys |= {"seq_length": 2048, "use_dynamic_ntk": False} if name == "qwen" else {}
         found.setdefault(in_words(read(name, sizes | keys)), []).append(name)
-    assert {words: " ".join(sorted(names, key=lambda name: (name.lower(), name))) for words, names in found.items()} == REMOTE
+    assert {
+        words: " ".join(sorted(names, key=lambda name: (name.lower(), name))) for words, names in found.items()
+    } == REMOTE
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -646,7 +650,13 @@ def test_a_key_that_the_class_does_not_take_is_an_error_where_it_speaks_of_posit
 
 
 def test_other_keys_are_ignored_as_the_class_ignores_them():
-    others = {"my_key": 1, "moe_layer_freq": 2, "interleave_moe_layer_step": 2, "max_2d_position_embeddings": 8, "_rope": 1}
+    others = {
+        "my_key": 1,
+        "moe_layer_freq": 2,
+        "interleave_moe_layer_step": 2,
+        "max_2d_position_embeddings": 8,
+        "_rope": 1,
+    }
     assert read("llama", others) == read("llama", {})
     assert rotary_from_config(WithToDict({"model_type": "llama"})) == read("llama", {})
 

@@ -359,8 +359,12 @@ def parts_of(config_class):
             values, usual = (_values(_open(x)) for x in (part, made(CONFIG_MAPPING[spec.model_type])))
             differ = {name: x for name, x in values.items() if usual.get(name) != x}
             other = getattr(made(config_class, **{key: {"hidden_size": 768, "num_attention_heads": 8}}), key, None)
-            fixed = isinstance(other, PreTrainedConfig) and _values(_open(other)).get("head_dim") == values.get("head_dim")
-            differ |= {"head_dim": values["head_dim"]} if "hidden_size" in differ and fixed and "head_dim" in values else {}
+            fixed = isinstance(other, PreTrainedConfig) and _values(_open(other)).get("head_dim") == values.get(
+                "head_dim"
+            )
+            differ |= (
+                {"head_dim": values["head_dim"]} if "hidden_size" in differ and fixed and "head_dim" in values else {}
+            )
             fact |= {"defaults": differ} if differ else {}
         other = "mistral" if spec.model_type == "llama" else "llama"
         written = getattr(made(config_class, **{key: {"model_type": other}}), key, None)
