@@ -143,17 +143,17 @@ def written_attention(layers: Sequence[RotaryLayer]) -> dict[str, Any]:
     return {_WRITTEN: known} if any(known) else {}
 
 
-def _width(values: Mapping[str, Any], model_type: str) -> int | None:
-    """The width of windows or chunks: 0 for none, None if it is not known."""
+def _width(values: Mapping[str, Any], model_type: str) -> int:
+    """The width of windows or chunks: 0 for none."""
     if model_type in _SWITCHED and not values.get("use_sliding_window"):
         return 0
     keys = _WIDTHS.get(model_type, {"sliding_window": int})
     widths = [make(values[key]) for key, make in keys.items() if isinstance(values.get(key), int)]
-    return max(widths[0], 0) if widths else 0 if keys.keys() & values.keys() else None
+    return max(widths[0], 0) if widths else 0
 
 
 def _kinds(
-    values: Mapping[str, Any], model_type: str, width: int | None, layers: Sequence[RotaryLayer], types: Sequence[Any]
+    values: Mapping[str, Any], model_type: str, width: int, layers: Sequence[RotaryLayer], types: Sequence[Any]
 ) -> list[str | None]:
     """The layer types of the config, or those of the class."""
     if model_type in _OTHER_MASKS:
@@ -164,21 +164,20 @@ def _kinds(
         return types
     windowed = _WINDOWED.get(model_type, lambda *_: model_type in _EVERYWHERE)
     depth = values.get("max_window_layers", 28)
-    name = None if model_type in _EVERYWHERE and width is None else _SLIDING
     return [
-        name if kind == _FULL and width != 0 and windowed(i, layer.rotary_dim > 0, depth) else kind
+        _SLIDING if kind == _FULL and width != 0 and windowed(i, layer.rotary_dim > 0, depth) else kind
         for i, (layer, kind) in enumerate(zip(layers, types, strict=True))
     ]
 
 
 def _window(
-    values: Mapping[str, Any], model_type: str, kind: str | None, width: int | None
+    values: Mapping[str, Any], model_type: str, kind: str | None, width: int
 ) -> tuple[int | None, int | None] | None:
     """(left, right), of which a causal mask bounds the right; None if it is not known, or for chunks."""
     everywhere = model_type in _EVERYWHERE
     if kind and width == 0 or kind in (_FULL, "hybrid", "indexed_attention") and not everywhere:
         return None, None
-    if width is None or kind in (None, _CHUNKED):
+    if kind in (None, _CHUNKED):
         return None
     looks_ahead = model_type not in _FLAGS or values.get("use_bidirectional_attention") == _FLAGS[model_type]
     return _BOTH_WAYS[model_type](width) if model_type in _BOTH_WAYS and looks_ahead else (width - 1, None)

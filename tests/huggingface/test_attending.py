@@ -71,7 +71,7 @@ CASES = {
         0.125,
     ),
     "llada": ({}, [None] * 4, [None] * 4, None),  # its code is not in transformers
-    "starcoder2": ({}, [None] * 4, [None] * 4, 0.125),  # its class has a sliding_window
+    "starcoder2": ({}, [FULL] * 4, [NO_WINDOW] * 4, 0.125),  # its class has no sliding_window by default
 }
 
 
