@@ -70,7 +70,7 @@ _WIDTHS: dict[str, dict[str, Callable[[int], int]]] = {
     "llama4_text": {"attention_chunk_size": int},
     "mimo_v2_flash": {"sliding_window_size": lambda n: n + 1, "sliding_window": int},
     "modernbert": {"local_attention": int},
-    "modernbert-decoder": {"sliding_window": int, "local_attention": lambda n: n // 2},
+    "modernbert-decoder": {"local_attention": lambda n: n // 2},  # whatever sliding_window says
     "recurrent_gemma": {"attention_window_size": int},
 }
 # Windows that look both ways, by their width.

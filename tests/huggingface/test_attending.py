@@ -15,6 +15,7 @@ NO_WINDOW = (None, None)
 SIZES = {"num_hidden_layers": 4, "head_dim": 64}
 YARN = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale_all_dim": 1.0}
 DEEPSEEK = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rope_theta": 1e4, "rope_scaling": YARN}
+RELEASE = {"transformers_version": "5.24.0"}
 OF_TYPES = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in (FULL, SLIDING)}
 # The config, the kinds and windows of its four layers, and the scale of their scores.
 CASES = {
@@ -57,6 +58,19 @@ CASES = {
         [NO_WINDOW, (5, 5), (5, 5), NO_WINDOW],
         0.125,
     ),
+    "modernbert-decoder": (
+        {"local_attention": 10, "sliding_window": 7, "num_attention_heads": 1, "hidden_size": 64} | RELEASE,
+        [FULL, SLIDING, SLIDING, FULL],
+        [NO_WINDOW, (4, None), (4, None), NO_WINDOW],
+        0.125,
+    ),
+    "qwen2_moe": (  # the class has a window of 4096
+        {"use_sliding_window": True, "max_window_layers": 3, "num_attention_heads": 1},
+        [SLIDING, FULL] * 2,
+        [(4095, None), NO_WINDOW] * 2,
+        0.125,
+    ),
+    "step3p5": ({"rope_theta": 1e4}, [FULL] * 4, [NO_WINDOW] * 4, None),  # the class makes a scale of head_dim
     "granite": ({"attention_multiplier": 0.25}, [FULL] * 4, [NO_WINDOW] * 4, 0.25),
     "deepseek_v3": (
         DEEPSEEK,

@@ -41,14 +41,16 @@ SIZES = """
     qk_rope_head_dim index_head_dim indexer_head_dim rotary_dim max_position_embeddings original_max_position_embeddings
 """.split()
 # The values of classes on which a plan depends.
+SCALES = "query_pre_attn_scalar", "attention_multiplier"
 VALUES = {
     *SIZES,
     *"""
     rope_parameters sliding_window attention_chunk_size partial_rotary_factor rotary_pct rope_theta compress_rope_theta
     rope_interleave indexer_rope_interleave no_rope_layer_interval layer_rope_theta position_embedding_type use_mem_rope
     use_sliding_window max_window_layers local_attention attention_window_size use_bidirectional_attention
-    query_pre_attn_scalar attention_multiplier attn_scale floor_scale attn_temperature_tuning attn_layer_indices block_types full_attn_idxs cross_attention_layers
+    attn_scale floor_scale attn_temperature_tuning attn_layer_indices block_types full_attn_idxs cross_attention_layers
     """.split(),
+    *SCALES,
     # of towers
     *"""
     patch_size image_size window_size spatial_merge_size num_register_tokens num_attention_layers pos_emb_height
@@ -150,6 +152,17 @@ def rotates(config_class):
 def _values(config):
     found = {name: getattr(config, name, None) for name in sorted(VALUES)}
     return json.loads(json.dumps({name: value for name, value in found.items() if value is not None}, default=str))
+
+
+def _attention(config_class, values):
+    """What becomes of windows and scales of scores: a window as it is switched on, nothing that other keys make up."""
+    made_up = set()
+    for key in {"head_dim", "local_attention"} & values.keys():
+        other = _values(made(config_class, **{key: 2 * values[key]}))
+        made_up |= {name for name in ("sliding_window", *SCALES) if other.get(name) != values.get(name)}
+    switched = {"use_sliding_window": True} if values.get("use_sliding_window") is False else {}
+    window = getattr(made(config_class, **switched), "sliding_window", None)
+    return {"sliding_window": window} | dict.fromkeys(made_up)
 
 
 def _rope(config):
@@ -330,6 +343,8 @@ def facts_of(name, config_class):
     """The facts of a type, without what is usual."""
     config, code = made(config_class), code_of(config_class)
     defaults, names = _values(config), config_class.attribute_map.items()
+    defaults |= _attention(config_class, defaults)
+    defaults = {key: value for key, value in defaults.items() if value is not None}
     rope = defaults.pop("rope_parameters", None)
     if rope and all(isinstance(value, dict) for value in rope.values()):
         rope = dict(sorted(rope.items()))  # by layer type, which transformers has in the order of a set
