@@ -190,7 +190,9 @@ def _scale(values: Mapping[str, Any], model_type: str, head_dim: int) -> float |
     scale = _SCALES.get(model_type, head_dim**-0.5)
     if not isinstance(scale, str):
         return scale
-    if values.get(scale) is None:
+    if scale not in values:  # the class makes it of head_dim
+        return head_dim**-0.5
+    if values[scale] is None:
         return None
     value = checks.positive(scale, values[scale])
     return value if scale == _MULTIPLIER else value**-0.5

@@ -54,8 +54,9 @@ def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -
     outside = {} if settings.of_layer_type else config.look_up(*(x for x in SHARES if x in model.reads))
     shares = inside | outside
     if config.latent:
-        for name, share in (shares | config.look_up(_SHARE)).items():  # a share of the head or of that width
-            if width not in (_share_of(name, share, n) for n in (head_dim, width)):
+        wholes = (width,) if model.partial == 1 else (head_dim, width)  # the whole, if the class says so
+        for name, share in (shares | config.look_up(_SHARE)).items():
+            if width not in (_share_of(name, share, n) for n in wholes):
                 raise invalid(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
         return width
     if rope_type_of(settings) == "proportional":  # its share selects frequencies, not features

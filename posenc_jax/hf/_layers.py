@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -76,8 +77,7 @@ def _types_by_pattern(config: Config, count: int) -> list[str]:
     if pattern is None or _all_without_window(config):
         return [default] * count
     period = config.get_integer(pattern.key, default=pattern.period) if pattern.key else pattern.period
-    full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
-    return [_LEGACY.get(name, name) for name in (pattern.full if x else pattern.other for x in full)]
+    return [_LEGACY.get(name, name) for name in dataclasses.replace(pattern, period=period).types(count)]
 
 
 def _all_without_window(config: Config) -> bool:

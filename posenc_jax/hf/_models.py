@@ -29,6 +29,13 @@ class Pattern:
     other: str = "sliding_attention"
     last: bool = False  # the last layer is full_attention in any case
     full: str = "full_attention"
+    backwards: bool = False  # i counts from the last layer
+
+    def types(self, count: int) -> list[str]:
+        """The types of `count` layers."""
+        order = range(count)[:: -1 if self.backwards else 1]
+        full = [(i + self.phase) % self.period == 0 or (self.last and i == count - 1) for i in order]
+        return [self.full if x else self.other for x in full]
 
 
 @dataclasses.dataclass(frozen=True)

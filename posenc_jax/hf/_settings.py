@@ -62,7 +62,8 @@ def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict
 def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
     """Settings that have an entry for each layer type."""
     result = {layer_type: _settings_of_type(config, settings, layer_type, types) for layer_type in settings.values}
-    has_types = config.look_up("layer_types", "layers_block_type") or config.model.pattern
+    by_class = config.model.pattern or config.model_type and "layer_types" in config.model.keys
+    has_types = config.look_up("layer_types", "layers_block_type") or by_class
     message = "layer_types is missing, and {} has settings for {}"
     require(has_types or result.keys() <= set(types), message, settings.name, sorted(result))
     _check_types(config, types, result)

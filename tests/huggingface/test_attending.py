@@ -70,7 +70,7 @@ CASES = {
         [(4095, None), NO_WINDOW] * 2,
         0.125,
     ),
-    "step3p5": ({"rope_theta": 1e4}, [FULL] * 4, [NO_WINDOW] * 4, None),  # the class makes a scale of head_dim
+    "step3p5": ({"rope_theta": 1e4}, [FULL] * 4, [NO_WINDOW] * 4, 0.125),  # the class makes a scale of head_dim
     "granite": ({"attention_multiplier": 0.25}, [FULL] * 4, [NO_WINDOW] * 4, 0.25),
     "deepseek_v3": (
         DEEPSEEK,

@@ -264,11 +264,11 @@ READ = [
      "1 x 16/16 10000, 1 x 16/16 2e+06, 1 x 16/16 10000"),
     ("vibevoice", {"decoder_config": {"model_type": "qwen2", "num_hidden_layers": 2}}, "2 x 128/128 10000"),
     ("voxtral", {"text_config": {"num_hidden_layers": 2}}, "2 x 128/128 1e+08"),
-    ("zamba2", {"length": 32768, "hidden_size": 768, "num_attention_heads": 8, "num_hidden_layers": 4, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "use_mem_rope": True, "use_long_context": True},
+    ("zamba2", {"layers_block_type": ["hybrid"] * 4, "length": 32768, "hidden_size": 768, "num_attention_heads": 8, "num_hidden_layers": 4, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "use_mem_rope": True, "use_long_context": True},
      "4 x 192/192 10000 factor=2.0 max_position_embeddings=16384 rope_type=dynamic"),
     ("zamba2", {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"], "use_mem_rope": True, "hidden_size": 64, "num_attention_heads": 4},
      "1 x -/32, 1 x 32/32 10000, 1 x -/32"),
-    ("zamba2", {"num_hidden_layers": 4, "attention_head_dim": 64}, "4 x -/64"),
+    ("zamba2", {"num_hidden_layers": 4, "layers_block_type": ["hybrid"] * 4, "attention_head_dim": 64}, "4 x -/64"),
 ]
 REFUSED = [
     ("", {"head_dim": 64, "num_hidden_layers": 1, "rope_parameters": {"rope_theta": None}},
@@ -584,7 +584,7 @@ REFUSED = [
      "attention_head_dim must have a value or be left out for 256, got null"),
     ("zamba2", {"num_attention_heads": None}, "num_attention_heads is missing"),
     ("zaya", {"rope_parameters": {"full_attention": {}}},
-     "layer_types is missing, and rope_parameters has settings for ['full_attention']"),
+     "rope_parameters.hybrid is missing"),
     ("zaya", {"rope_parameters": {"hybrid": {}, "rope_type": "llama3"}},
      "the key rope_parameters.rope_type = 'llama3' is none of the layer_types"),
 ]

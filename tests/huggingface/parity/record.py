@@ -43,7 +43,6 @@ OF_CASES = {
 OF_FILES = {
     "biases": "authors.biases",
     "hf_model_types": "rotary.model_types",
-    "hf_nulls": "nulls.recorded",
     "hf_published": "published.recorded",
     "hf_rotations": "rotary.rotations",
 }

@@ -28,6 +28,7 @@ from embeddings import keys_of, modeling_of
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from posenc_jax.hf import _models
 from posenc_jax.hf._towers import TOWERS
 
 PATH = Path(forward.hf.__file__).parent / "facts.json"
@@ -74,7 +75,7 @@ CONCERNS = re.compile(
 ROTARY = re.compile(r"rotate_half|rotate_every_two|apply_(multimodal_)?rot|RotaryEmbedding|rotary|RopePosition|\brope_")
 _IF_ROTATED = re.compile(r"\bif [^\n]*:\n(?:[^\n]*\n)?[^\n]*= apply_rot")
 _ALL_WITHOUT_WINDOW = "if self.sliding_window is None or"
-LAYERS = 13  # of which a pattern is read
+LAYERS = 13, 14  # of which a pattern is read
 
 
 def made(config_class, **settings):
@@ -213,19 +214,24 @@ def _head_dim(config_class, config):
     return result
 
 
+def _types(config):
+    return list(getattr(config, "layer_types", None) or ())
+
+
 def _pattern(config_class, **settings):
     """The pattern of layer types that a class makes, as posenc_jax.hf describes it; the types if there is none."""
-    config = made(config_class, num_hidden_layers=LAYERS, **settings)
-    types = list(getattr(config, "layer_types", None) or ())
+    made_up = {count: _types(made(config_class, num_hidden_layers=count, **settings)) for count in LAYERS}
+    types = made_up[LAYERS[0]] or _types(made(config_class))
     kinds = sorted({*types}, key=lambda kind: (kind != "full_attention", kind))
     if len(kinds) < 2:
         return kinds[0] if kinds else None
     for full, other in itertools.permutations(kinds[:2]):
-        for last, period in itertools.product((False, True), range(2, LAYERS)):
+        for backwards, last, period in itertools.product((False, True), (False, True), range(2, LAYERS[0])):
             for phase in range(period):
-                fits = ((i + phase) % period == 0 or last and i == LAYERS - 1 for i in range(LAYERS))
-                if [full if fit else other for fit in fits] == types:
-                    return {"period": period, "phase": phase, "other": other, "last": last, "full": full}
+                facts = {"period": period, "phase": phase, "last": last, "backwards": backwards}
+                pattern = _models.Pattern(**facts, full=full, other=other)
+                if all(pattern.types(count) == types for count, types in made_up.items()):
+                    return facts | {"full": full, "other": other}
     return types
 
 
@@ -238,7 +244,7 @@ def _layers(config_class):
             other = _pattern(config_class, **{key: pattern["period"] + 1})
             follows = isinstance(other, dict) and other["period"] == pattern["period"] + 1
             pattern |= {"key": key} if follows else {}
-    usual = {"last": False, "full": "full_attention", "phase": 1, "other": "sliding_attention"}
+    usual = {"last": False, "backwards": False, "full": "full_attention", "phase": 1, "other": "sliding_attention"}
     return {"pattern": {key: value for key, value in pattern.items() if usual.get(key) != value}}
 
 

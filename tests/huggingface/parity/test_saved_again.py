@@ -3,6 +3,7 @@
 Where it is refused, transformers lost settings, so that the file contradicts itself.
 """
 
+import dataclasses
 import json
 import re
 import warnings
@@ -22,12 +23,12 @@ CASES = {
 CASES = {name: config for name, config in CASES.items() if config.get("model_type") in CONFIG_MAPPING}
 # By the file, why it is refused once it is saved: its class does not read the old file's language model.
 LOST = {
-    "published et-gemma3-1b-it": "stands beside text_config, where nothing reads it",  # of the composite's type alone
+    "published et-gemma3-1b-it": "beside the language model's config would change it",  # of the composite's type alone
     "published glm-asr": "text_config = .* contradicts lm_config",
     "published ttf-vibevoice": "text_config = .* contradicts decoder_config",
 }
 # Files that are refused for what they leave out, and the class writes: sizes, a release's base, a type.
-COMPLETED = "ipex-llava mlc-llava ome-command-r-35b ome-llava-1.5-7b-hf ome-llava-v1.5-7b"
+COMPLETED = "ipex-llava mlc-llava ome-command-r-35b ome-llava-1.5-7b-hf ome-llava-v1.5-7b step-3.7-flash step-3.7-flash-fp8"
 COMPLETED = {f"published {name}" for name in COMPLETED.split()}
 # Their classes fail on the file.
 FAILING = {"published ome-dbrx-132b", "published specforge-qwen2.5-vl-32b-eagle3", "by hand phi_3", "by hand llama_4"}
@@ -55,4 +56,8 @@ def test_a_file_saved_again(name):
         elif isinstance(plan, str):
             assert isinstance(again, str) != (name in COMPLETED)
         else:
-            assert again == plan
+            # Of types that transformers does not have, it is not known what they attend to; the class may be of another.
+            known = [{key: x for key, x in vars(layer).items() if x is not None} for layer in plan.layers]
+            layers = [vars(layer) | own for layer, own in zip(again.layers, known, strict=True)]
+            assert dataclasses.replace(again, layers=plan.layers) == plan
+            assert [vars(layer) for layer in again.layers] == layers
