@@ -12,7 +12,7 @@ from posenc_jax.hf._models import MODELS, Model, canonical_type
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._rewrites import REWRITERS
+from posenc_jax.hf._rewrites import FIXED, REWRITERS
 from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import TOWERS, Tower
 
@@ -248,7 +248,7 @@ def lines() -> Iterator[str]:
     of_release, release = in_transformers()
     for name, model in MODELS.items():
         hashable = dataclasses.replace(model, thetas=model.thetas and tuple(model.thetas.items()))
-        groups.setdefault((hashable, REWRITERS.get(name), name in of_release), []).append(name)
+        groups.setdefault((hashable, REWRITERS.get(name), str(FIXED.get(name)), name in of_release), []).append(name)
     yield f"## Read: {len(MODELS)} model types"
     yield ""
     yield "| model types | transformers | pairs | where no key says otherwise |"
@@ -257,6 +257,7 @@ def lines() -> Iterator[str]:
         model, rewrite = MODELS[types[0]], REWRITERS.get(types[0])
         text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
         text += f". {rewrite.__doc__}" if rewrite else ""
+        text += "".join(f"; {key} must be {value!r}" for key, value in FIXED.get(types[0], {}).items())
         has_it = release if types[0] in of_release else "–"
         yield f"| {names(types)} | {has_it} | {model.layout} | {text[0].upper()}{text[1:]} |"
     yield ""

@@ -58,17 +58,10 @@ def with_written_scales(config: Config, key: str, layers: list[RotaryLayer]) -> 
 def _parse_scale(name: str, scale: Any) -> QueryScale | HeadScale:
     """A query scale, whose fields are the keys of a mapping."""
     fields = Values(parse_mapping(name, scale), name)
-    if fields.look_up("num_heads"):
-        result = HeadScale(fields.get_required("scale"), fields.get_required("bias"), fields.get_integer("num_heads"))
-    else:
-        result = QueryScale(
-            fields.get_number("coefficient"),
-            fields.get_required("period"),
-            fields.get("offset", default=0),
-            fields.get_required("variant"),
-        )
-    fields.reject_unknown({f.name for f in dataclasses.fields(result)}, "a query scale")
-    return result
+    cls = HeadScale if fields.look_up("num_heads") else QueryScale
+    names = [field.name for field in dataclasses.fields(cls)]
+    fields.reject_unknown(names, "a query scale")
+    return cls(**{field: fields.get_required(field) for field in names})
 
 
 def written_scales(key: str, layers: Iterable[RotaryLayer]) -> dict[str, Any]:

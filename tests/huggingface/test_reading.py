@@ -22,7 +22,9 @@ def in_words(plan):
     runs = [(len(list(same)), words) for words, same in itertools.groupby(map(layer_in_words, plan.layers))]
     words = [", ".join(f"{count} x {words}" for count, words in runs)]
     words += [plan.layout] * (plan.layout != "half") + [plan.part] * (plan.part != "first")
-    words += [f"scores x {plan.softmax_scale:.4f}"] * (plan.softmax_scale != 1) + ["values rotate"] * plan.rotates_values
+    words += [f"scores x {plan.softmax_scale:.4f}"] * (plan.softmax_scale != 1) + [
+        "values rotate"
+    ] * plan.rotates_values
     return "; ".join(words + ([f"indexer: {in_words(plan.indexer)}"] if plan.indexer else []))
 
 
@@ -99,6 +101,8 @@ READ = [
      "1 x 256/256 10000, 1 x 256/256 1e+07"),
     ("dots3_note_text", {"num_hidden_layers": 6, "rope_theta": 456.0, "swa_rope_theta": 123.0, "swa_head_dim": 20, "swa_qk_nope_head_dim": 8},
      "2 x 64/192 456, 3 x 12/20 123, 1 x 64/192 456; interleaved; last; indexer: 2 x 64/128 456, 3 x 12/128 123, 1 x 64/128 456; interleaved"),
+    ("dots3_note_text", {"num_hidden_layers": 2, "partial_rotary_factor": 0.5},
+     "2 x 64/192 8e+07; interleaved; last; indexer: 2 x 64/128 8e+07; interleaved"),
     ("dots3_note_text", {"num_hidden_layers": 6, "use_sliding_window": False},
      "6 x 64/192 8e+07; interleaved; last; indexer: 6 x 64/128 8e+07; interleaved"),
     ("embedding_gemma2_text", {"num_hidden_layers": 4, "sliding_window_pattern": 2},
@@ -310,17 +314,16 @@ REFUSED = [
     ("baichuan", {"hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 2},
      "hidden_size must be 4096, got 5120: the larger models of this type have ALiBi"),
     ("bailing_hybrid", {"architectures": ["BailingMoeV2_5ForCausalLM"]},
-     "architectures = ['BailingMoeV2_5ForCausalLM'] is that of Ring-2.5 or Ling-2.6, whose linear attention rotates too: it is not read"),
-    ("bailing_hybrid", {"head_dim": None}, "head_dim must have a value or be left out for 64, got null"),
+     "{'architectures': ['BailingMoeV2_5ForCausalLM']} are those of Ring-2.5 or Ling-2.6, whose linear attention rotates too: they are not read"),
     ("bailing_hybrid", {"linear_silu": True},
-     "linear_silu = True is that of Ring-2.5 or Ling-2.6, whose linear attention rotates too: it is not read"),
+     "{'linear_silu': True} are those of Ring-2.5 or Ling-2.6, whose linear attention rotates too: they are not read"),
     ("bailing_hybrid", {"qk_rope_head_dim": None}, "qk_rope_head_dim is missing"),
     ("bailing_hybrid", {"rotary_dim": 66}, "rotary_dim must be 64 in model_type 'bailing_hybrid', got 66"),
     ("bamba", {"num_hidden_layers": 2, "attn_layer_indices": [7]}, "attn_layer_indices must be of the 2 layers, got 7"),
     ("beam", {"rope_parameters": {"full_attention": {}}}, "rope_parameters.sliding_attention is missing"),
     ("bert", {}, "model_type 'bert' is not read: it has no rotary embedding"),
     ("chatglm", {"position_encoding_2d": True},
-     "position_encoding_2d must be False, got True: the first ChatGLM has positions of two coordinates"),
+     "position_encoding_2d must be False in model_type 'chatglm', got True"),
     ("chatglm", {"rope_ratio": 16},
      "rope_ratio = 16 divides the positions of ChatGLM2-6B-32K and multiplies the base of other models: write rope_theta or rope_scaling in its place"),
     ("chatglm", {"rope_ratio": 50, "rope_theta": 1e4},
@@ -330,7 +333,7 @@ REFUSED = [
     ("cohere", {"transformers_version": "5.0.0.dev0"},
      "rope_theta is missing; its default is 500000.0 since transformers 5.0 and was 10000.0 before: write rope_theta, or the release that the config is for as transformers_version, got '5.0.0.dev0'"),
     ("cohere2_moe", {"rope_scaling": {"type": "linear", "factor": 2.0}},
-     "rope_scaling = {'type': 'linear', 'factor': 2.0} is not read by the code of model_type 'cohere2_moe'"),
+     "rope_scaling must be {} in model_type 'cohere2_moe', got {'type': 'linear', 'factor': 2.0}"),
     ("cohere2_moe", {"sliding_window": None}, "sliding_window must not be null in model_type 'cohere2_moe'"),
     ("cohere_compass_text", {"hidden_size": 768, "num_attention_heads": 8},
      "mrope_section is missing, and (24, 20, 20) of model_type 'cohere_compass_text' do not sum to 48 pairs"),
@@ -346,17 +349,13 @@ REFUSED = [
     ("deepseek_v4", {"head_dim": 61, "qk_rope_head_dim": 64},
      "head_dim must be more than the 64 features that rotate, got 61"),
     ("deepseek_v4", {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL]},
-     "layer_types must be of ['sliding_attention', 'compressed_sparse_attention', 'heavily_compressed_attention'], got ('sliding_attention', 'full_attention')"),
+     "the layer type 'full_attention' is not known for model_type 'deepseek_v4'"),
     ("deepseek_v4", {"rope_parameters": {"main": {"rope_theta": 1e4}, "compress": {"rope_theta": 1e5}}},
-     "rope_parameters.main.partial_rotary_factor is missing"),
+     "rope_parameters.compress.partial_rotary_factor is missing"),
     ("deepseek_v4", {"rope_scaling": {"type": "deepseek_yarn", "factor": 4.0}},
      "rope_type 'deepseek_yarn' has an amplitude of its own: write 'yarn', and attention_factor if it has one"),
-    ("dots3_note_text", {"partial_rotary_factor": 0.5},
-     "partial_rotary_factor = 0.5 contradicts 64 rotated features of 256"),
-    ("dots3_note_text", {"qk_rope_head_dim": 8, "head_dim": 32, "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.5}}},
-     "rope_parameters.full_attention.partial_rotary_factor = 0.5 contradicts 8 rotated features of 32.0"),
     ("dots3_note_text", {"rope_scaling": {"type": "linear", "factor": 2.0}},
-     "rope_scaling = {'type': 'linear', 'factor': 2.0} is not read by the code of model_type 'dots3_note_text'"),
+     "rope_scaling must be {} in model_type 'dots3_note_text', got {'type': 'linear', 'factor': 2.0}"),
     ("embedding_gemma2_text", {"layer_types": 3}, "layer_types must be a sequence of strings or numbers, got int 3"),
     ("ernie4_5_vl_moe_text", {"rope_scaling": {"mrope_section": [4, 4]}, "hidden_size": 64, "num_attention_heads": 4},
      "mrope_section must be height, width and time, the first two equal, of 8 pairs, got (4, 4)"),
@@ -387,7 +386,7 @@ REFUSED = [
     ("granite_swa", {"layer_rope_theta": ["1"]}, "layer_rope_theta must be a number, got str '1'"),
     ("granite_swa", {"num_hidden_layers": 2, "layer_rope_theta": [1.0]}, "layer_rope_theta must hold 2 numbers, got 1"),
     ("granitemoehybrid", {"position_embedding_type": "rotary"},
-     "position_embedding_type = 'rotary' is not one of ('nope', 'rope')"),
+     "position_embedding_type must be one of ('nope', 'rope'), got 'rotary'"),
     ("hunyuan_v1_dense", {"position_embedding_xdrope": True},
      "position_embedding_xdrope = True contradicts the code: layers of model_type 'hunyuan_v1_dense' have a rotary embedding"),
     ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 2.0}},
@@ -489,12 +488,12 @@ REFUSED = [
     ("longcat_flash", {"num_layers": 3, "num_hidden_layers": 3},
      "num_hidden_layers must be 6 in model_type 'longcat_flash', got 3"),
     ("mimo_v2_flash", {"num_hidden_layers": 3, "hybrid_layer_pattern": [0, 0, 1], "layer_types": [FULL, SLIDING, SLIDING]},
-     "hybrid_layer_pattern contradicts layer_types = ['full_attention', 'sliding_attention', 'sliding_attention']"),
+     "hybrid_layer_pattern = ['full_attention', 'full_attention', 'sliding_attention'] contradicts layer_types = ['full_attention', 'sliding_attention', 'sliding_attention']"),
     ("mimo_v2_flash", {"num_hidden_layers": 3, "rope_theta": 1e4, "layer_types": [FULL, SLIDING, SLIDING], "rope_parameters": {"full_attention": {"rope_theta": 5e6}, "sliding_attention": {}}},
      "rope_parameters.full_attention.rope_theta = 5000000.0 contradicts rope_theta = 10000.0"),
     ("mimo_v2_flash", {"swa_head_dim": 128}, "swa_head_dim must be 192 in model_type 'mimo_v2_flash', got 128"),
     ("minimax_m1", {"attn_type_list": [0, 1, 2], "num_hidden_layers": 3},
-     "attn_type_list must hold 0 or 1, got (0, 1, 2)"),
+     "attn_type_list must hold [0, 1], got [0, 1, 2]"),
     ("minimax_m3_vl_text", {"rotary_dim": 64},
      "partial_rotary_factor is missing: transformers ignores rotary_dim, and other code reads it"),
     ("mistral4", {"qk_nope_head_dim": 128},
@@ -517,7 +516,6 @@ REFUSED = [
     ("nanochat", {"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
     ("nemotron-nas", {"block_configs": [{"attention": {"no_op": False, "replace_with_linear": False, "n_heads_in_group": 8}}, {"attention": {"no_op": True, "replace_with_linear": False, "n_heads_in_group": 8}}, {"attention": {"no_op": False, "replace_with_linear": True, "n_heads_in_group": 8}}], "num_hidden_layers": 4},
      "block_configs must have 4 items, one for each layer, got 3"),
-    ("nemotron-nas", {"block_configs": [{}] * 4, "num_hidden_layers": 4}, "block_configs.attention is missing"),
     ("neomme", {"head_dim": None}, "head_dim is missing"),
     ("neomme", {"rope_parameters": {"full_attention": None}}, "full_attention must be a mapping, got NoneType None"),
     ("olmo3", {"num_hidden_layers": 3, "layer_types": [SLIDING, "full", FULL]},
@@ -526,7 +524,7 @@ REFUSED = [
      "rope_theta = 12345.0 is the base of all layers in code before transformers 5.0, and in releases since, those of type sliding_attention have 500000.0: write rope_parameters, or the release that the config is for as transformers_version, got None"),
     ("olmo3", {"transformers_version": 5.0}, "transformers_version must be a string, got float 5.0"),
     ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}, "rope_scaling": {"rope_theta": 1e4}},
-     "rope_theta must be null in all of ['rope_parameters', 'rope_scaling'] or in none"),
+     "rope_scaling.rope_theta is null = False contradicts rope_parameters.rope_theta is null = True"),
     ("paddleocr_vl_text", {"head_dim": None},
      "mrope_section is missing, and (16, 24, 24) of model_type 'paddleocr_vl_text' do not sum to 32 pairs"),
     ("phi", {"head_dim": 30},
@@ -567,11 +565,11 @@ REFUSED = [
     ("smollm3", {"num_hidden_layers": 6, "no_rope_layers": [1, 0]},
      "no_rope_layers must hold 6 times 0 or 1, got [1, 0]"),
     ("step3p5", {"num_hidden_layers": 4, "layer_types": [FULL, SLIDING, FULL, SLIDING], "rope_theta": [2e4, 1e4, 2e4, 1e4], "rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
-     "rope_parameters.rope_theta = 1000000.0 contradicts rope_theta = 20000.0"),
+     "rope_parameters.full_attention.rope_theta = 1000000.0 contradicts rope_theta = 20000.0"),
     ("step3p5", {"use_rope_layers": [True]}, "use_rope_layers must be [] in model_type 'step3p5', got [True]"),
     ("step3p5", {"yarn_only_types": []}, "yarn_only_types must be ['full_attention'] in model_type 'step3p5', got []"),
     ("ultrabert", {"num_hidden_layers": 3, "attention_windows": [8, 0, 8], "rope_theta": [1e4, 2e6, 1e5]},
-     "rope_theta must be the same in all layers of type 'sliding_attention', got 10000.0 and 100000.0"),
+     "rope_parameters.sliding_attention.rope_theta = 10000.0 contradicts rope_theta = 100000.0"),
     ("unlimited_ocr_text", {"hidden_size": 4096, "num_attention_heads": 64, "head_dim": 66},
      "head_dim must be 64 in model_type 'unlimited_ocr_text', got 66"),
     ("voxtral_realtime_encoder", {"encoder_layers": 3, "num_hidden_layers": 1},
@@ -633,7 +631,9 @@ def test_types_that_are_not_in_transformers():
         keys |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64} if MODELS[name].latent else {}
         keys |= {"seq_length": 2048, "use_dynamic_ntk": False} if name == "qwen" else {}
         found.setdefault(in_words(read(name, sizes | keys)), []).append(name)
-    assert {words: " ".join(sorted(names, key=lambda name: (name.lower(), name))) for words, names in found.items()} == REMOTE
+    assert {
+        words: " ".join(sorted(names, key=lambda name: (name.lower(), name))) for words, names in found.items()
+    } == REMOTE
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -646,7 +646,13 @@ def test_a_key_that_the_class_does_not_take_is_an_error_where_it_speaks_of_posit
 
 
 def test_other_keys_are_ignored_as_the_class_ignores_them():
-    others = {"my_key": 1, "moe_layer_freq": 2, "interleave_moe_layer_step": 2, "max_2d_position_embeddings": 8, "_rope": 1}
+    others = {
+        "my_key": 1,
+        "moe_layer_freq": 2,
+        "interleave_moe_layer_step": 2,
+        "max_2d_position_embeddings": 8,
+        "_rope": 1,
+    }
     assert read("llama", others) == read("llama", {})
     assert rotary_from_config(WithToDict({"model_type": "llama"})) == read("llama", {})
 
