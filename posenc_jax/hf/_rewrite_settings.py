@@ -10,8 +10,7 @@ from posenc_jax.hf._config import ORIGINAL, POSITIONS
 from posenc_jax.hf._models import FACTS
 from posenc_jax.hf._rewriting import FULL, SLIDING, Draft, by_model_type, extended, is_nested
 from posenc_jax.hf._rope import SHARES
-from posenc_jax.hf._settings import rope_settings
-from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping
+from posenc_jax.hf._values import Values, agreed_value, equal, parse_mapping
 
 _SHARE = SHARES[0]
 
@@ -43,7 +42,7 @@ def step3p5(config: Draft) -> None:
     needs_rope_type(config)
     config.put_usual_types(lambda i: FULL)
     types = config["layer_types"] = config.take_layers("layer_types")
-    if not any(map(is_nested, rope_settings(config.values))):
+    if not any(map(is_nested, config.settings)):
         base = config.get("rope_theta", default=10_000.0)
         config["rope_theta"] = base if isinstance(base, Sequence) else [base] * len(types)
     _put_lists(config, types, rope_theta="rope_theta", partial_rotary_factor="partial_rotary_factors")
@@ -147,14 +146,14 @@ def sarvam_mla(config: Draft) -> None:
 def minimax_m3(config: Draft) -> None:
     """sparse_attention_config may have the indexer's width; rotary_dim alone is refused, because programs differ."""
     config.put_from("sparse_attention_config", "sparse_index_dim", "index_head_dim")
-    shares = any(values.look_up(_SHARE) for values in (config, *rope_settings(config.values)))
+    shares = any(values.look_up(_SHARE) for values in (config, *config.settings))
     message = "partial_rotary_factor is missing: transformers ignores rotary_dim, and other code reads it"
     require(shares or not config.look_up("rotary_dim"), message)
 
 
 def olmo_hybrid(config: Draft) -> None:
     """A null rope_theta means that no layer has positions."""
-    nulls = {f"{x.label}rope_theta is null": x.is_null("rope_theta") for x in rope_settings(config.values)}
+    nulls = {f"{x.label}rope_theta is null": x.is_null("rope_theta") for x in config.settings}
     config["no_rope_layers"] = [not agreed_value(nulls)] * config.num_layers
 
 
@@ -170,7 +169,6 @@ def qwen(config: Draft) -> None:
         length = config.get_integer("seq_length")
         config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": length}
     config["max_position_embeddings"] = None
-    config["use_logn_attn"] = config.get_flag("use_logn_attn", default=True)
 
 
 def chatglm(config: Draft) -> None:
@@ -216,20 +214,13 @@ def modernbert(config: Draft) -> None:
 
 
 def lfm2(config: Draft) -> None:
-    """The key theta repeats the base, and is not read; use_pos_enc must be True."""
-    _check_unread(config, "rope_theta", 1e6, "theta")
+    """The key theta must repeat the base, as a key of other types that the code does not read; use_pos_enc is True."""
+    config["rotary_emb_base"] = config.take("theta")
 
 
 def nemotron(config: Draft) -> None:
-    """rope_percent and rope_percentage repeat the share that rotates; vLLM reads them, transformers does not."""
-    _check_unread(config, _SHARE, 0.5, "rope_percent", "rope_percentage")
-
-
-def _check_unread(config: Draft, key: str, usual: float, *names: str) -> None:
-    """Raises for a key that the code does not read, unless it has the value of `key`, or of its default `usual`."""
-    read = {name: x for values in (*rope_settings(config.values), config) for name, x in values.look_up(key).items()}
-    read = read or {f"the {key} of model_type {config.values['model_type']!r}": usual}
-    check_agreement(read | config.look_up(*names))
+    """rope_percent and rope_percentage must repeat the share that rotates; vLLM reads them, transformers does not."""
+    config["rotary_pct"], config["rotary_emb_fraction"] = config.take("rope_percent"), config.take("rope_percentage")
 
 
 def nanochat(config: Draft) -> None:
@@ -285,15 +276,11 @@ def deepseek_v4(config: Draft) -> None:
 
 def mistral_large4(config: Draft) -> None:
     """Frequencies have learned factors, and the queries of each head a learned scale: `plan.parameters` names them."""
-    if any(settings.values for settings in rope_settings(config.values)):
+    if any(settings.values for settings in config.settings):
         config.put_settings(learned_log_factor="lerope.alpha")
-    num_heads, indexer_heads = (
-        config.get_integer("num_attention_heads"),
-        config.get_integer("index_n_heads", default=32),
-    )
     for key, module, count in (
-        ("query_scales", "attention", num_heads),
-        ("indexer_query_scales", "attention.indexer", indexer_heads),
+        ("query_scales", "attention", config.get_integer("num_attention_heads")),
+        ("indexer_query_scales", "attention.indexer", config.get_integer("index_n_heads", default=32)),
     ):
         name = f"layers.{{layer}}.{module}.ssmax_scaling"
         config[key] = [{"scale": f"{name}.s", "bias": f"{name}.b", "num_heads": count}] * config.num_layers

@@ -29,6 +29,11 @@ class Draft(Values):
         """The number of layers."""
         return count_of(self)
 
+    @property
+    def settings(self) -> list[Values]:
+        """The rope settings in each spelling that is there."""
+        return rope_settings(self.values)
+
     def take(self, name: str) -> Any:
         """Takes out a key."""
         return self._values.pop(name, None)
@@ -43,14 +48,14 @@ class Draft(Values):
 
     def take_settings(self) -> Values:
         """Takes out the rope settings, in either spelling."""
-        spellings = {settings.name: settings.values for settings in rope_settings(self.values)}
+        spellings = {settings.name: settings.values for settings in self.settings}
         for name in RAW:
             self.take(name)
         return Values(agreed_value(spellings), next(iter(spellings)))
 
     def put_settings(self, **more: Any) -> None:
         """Writes what the code does into the rope settings, in the config's spelling."""
-        for settings in rope_settings(self.values):
+        for settings in self.settings:
             self[settings.name] = extended(settings, **more).values
 
     def put_from(self, mapping: str, key: str, name: str) -> None:
