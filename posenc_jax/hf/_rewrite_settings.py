@@ -214,12 +214,12 @@ def modernbert(config: Draft) -> None:
 
 
 def lfm2(config: Draft) -> None:
-    """The key theta must repeat the base, as a key of other types that the code does not read; use_pos_enc is True."""
+    """Theta must repeat the base: it is checked as rotary_emb_base, which the code does not read either."""
     config["rotary_emb_base"] = config.take("theta")
 
 
 def nemotron(config: Draft) -> None:
-    """rope_percent and rope_percentage must repeat the share that rotates; vLLM reads them, transformers does not."""
+    """rope_percent and rope_percentage must repeat the share that rotates: they are checked as keys of other types."""
     config["rotary_pct"], config["rotary_emb_fraction"] = config.take("rope_percent"), config.take("rope_percentage")
 
 
@@ -248,7 +248,7 @@ def deepseek_v4(config: Draft) -> None:
     config.put_numbered_types("compress_ratios", _TYPES_OF_V4)
     config.put_usual_types(lambda i: _TYPES_OF_V4[4 if i > 2 and i % 2 else 128])
     types = config["layer_types"] = config.take_layers("layer_types")
-    head_dim, share = config.get_integer("head_dim"), config.look_up(_SHARE)
+    head_dim = config.get_integer("head_dim")
     width = int(head_dim * (config.get_number(_SHARE, None) or 0.125))
     width = config.get_integer("qk_rope_head_dim", default=width)
     require(width < head_dim, "head_dim must be more than the {} features that rotate, got {}", width, head_dim)
@@ -262,7 +262,7 @@ def deepseek_v4(config: Draft) -> None:
             of_type = settings.get_mapping("main" if layer_type == SLIDING else "compress")
             by_type[layer_type] = of_type.values
             of_type.get_required("rope_theta")  # transformers would take the other base
-            if not share:
+            if not config.look_up(_SHARE):
                 of_type.get_required(_SHARE)  # and rotate the whole head
         return
     rope_types = settings.look_up("rope_type", "type").values()
