@@ -11,7 +11,7 @@ from posenc_jax.hf._models import MODELS, Model, canonical_type
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._rewrites import REWRITERS
+from posenc_jax.hf._rewrites import FIXED, REWRITERS
 from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import TOWERS, Tower
 
@@ -255,6 +255,7 @@ def lines() -> Iterator[str]:
     for name, model in MODELS.items():
         text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
         text += f". {' '.join(str(REWRITERS[name].__doc__).split())}" if name in REWRITERS else ""
+        text += "".join(f"; {key} must be {value!r}" for key, value in FIXED.get(name, {}).items())
         row = release if name in of_release else "–", str(model.layout), f"{text[0].upper()}{text[1:]}"
         groups.setdefault(row, []).append(name)
     yield f"## Read: {len(MODELS)} model types"

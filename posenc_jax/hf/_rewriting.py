@@ -1,139 +1,116 @@
-"""Functions of several rewriters, which take keys out of a config, check them, and put others in."""
+"""What rewriters work on: a config whose keys they take out, check and put in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from posenc_jax._jax import checks
-from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import RAW
 from posenc_jax.hf._layers import count_of
-from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping
+from posenc_jax.hf._settings import rope_settings
+from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
-Config = dict[str, Any]
-Rewriter = Callable[[Config], None]
+
+class Draft(Values):
+    """A config while it is rewritten."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        self._values = dict(values)
+        super().__init__(self._values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return count_of(self)
+
+    @property
+    def settings(self) -> list[Values]:
+        """The rope settings in each spelling that is there."""
+        return rope_settings(self.values)
+
+    def take(self, name: str) -> Any:
+        """Takes out a key."""
+        return self._values.pop(name, None)
+
+    def take_only(self, **usual: Any) -> None:
+        """Takes out keys that must be missing or have these values."""
+        for name, value in usual.items():
+            written = self.take(name)
+            fits = equal(written, value) and isinstance(written, bool) == isinstance(value, bool)
+            message = "{} must be {!r} in model_type {!r}, got {!r:.60}"
+            require(written is None or fits, message, name, value, self.values["model_type"], written)
+
+    def take_settings(self) -> Values:
+        """Takes out the rope settings, in either spelling."""
+        spellings = {settings.name: settings.values for settings in self.settings}
+        for name in RAW:
+            self.take(name)
+        return Values(agreed_value(spellings), next(iter(spellings)))
+
+    def put_settings(self, **more: Any) -> None:
+        """Writes what the code does into the rope settings, in the config's spelling."""
+        for settings in self.settings:
+            self[settings.name] = extended(settings, **more).values
+
+    def put_from(self, mapping: str, key: str, name: str) -> None:
+        """Writes as `name` the value that a key has in a mapping; the config must not contradict it."""
+        spellings = self.get_mapping(mapping).look_up(key) | self.look_up(name)
+        if spellings:
+            self[name] = agreed_value(spellings)
+
+    def take_layers(self, name: str) -> list[Any]:
+        """Takes out a list with an item for each layer, and without more for those that predict further tokens."""
+        items = self.get_list(name)
+        self.take(name)
+        if items is None:
+            return []
+        count, more = self.num_layers, self.get_number("num_nextn_predict_layers", None) or 0
+        require(
+            len(items) in (count, count + more),
+            "{} must have {} items, one for each layer, got {}",
+            name,
+            count,
+            len(items),
+        )
+        return [*items[:count]]
+
+    def put_types(self, source: str, types: list[str]) -> None:
+        """Writes the types of layers, which come from the key `source`; the config must not contradict them."""
+        if types:
+            self["layer_types"] = agreed_value({source: types, "layer_types": self.take_layers("layer_types") or types})
+
+    def put_numbered_types(self, source: str, names: Mapping[int, str]) -> None:
+        """Writes the types of layers, for which the key `source` has numbers."""
+        numbers = self.take_layers(source)
+        fits = all(isinstance(number, int) and number in names for number in numbers)
+        require(fits, "{} must hold {}, got {!r:.60}", source, [*names], numbers)
+        self.put_types(source, [names[number] for number in numbers])
+
+    def put_usual_types(self, type_of: Callable[[int], str]) -> None:
+        """Writes the types of layers that the class has if the config has none."""
+        if not self.look_up("layer_types"):
+            self["layer_types"] = [type_of(i) for i in range(self.num_layers)]
 
 
-# Take
-
-
-def take_layers(config: Config, name: str, *, more: str = "") -> tuple[Any, ...] | None:
-    """Takes out a list with an item for each layer; the key `more` says how many more items it may have."""
-    items = Values(config).get_list(name)
-    config.pop(name, None)
-    if items is None:
-        return None
-    count, rest = count_of(Values(config)), config.get(more) if more else 0
-    fits = len(items) == count or isinstance(rest, int) and len(items) == count + rest
-    require(fits, "{} must have {} items, one for each layer, got {}", name, count, len(items))
-    return items[:count]
-
-
-def take_flags(config: Config, name: str) -> tuple[Any, ...] | None:
-    """Takes out a list of zeros and ones, one for each layer."""
-    flags = take_layers(config, name)
-    fits = flags is None or all(isinstance(flag, int) and flag in (0, 1) for flag in flags)
-    require(fits, "{} must hold 0 or 1, got {!r:.60}", name, flags)
-    return flags
-
-
-def take_only(config: Config, usual: Any, *names: str) -> None:
-    """Takes out keys that must have the value `usual`."""
-    for name in names:
-        value = config.pop(name, None)
-        same = equal(value, usual) and isinstance(value, bool) == isinstance(usual, bool)
-        if value is not None and not same:
-            raise invalid(f"{name} must be {usual!r} in model_type {config['model_type']!r}, got {value!r:.60}")
-
-
-def take_settings(config: Config) -> dict[str, Any]:
-    """Takes out the rope settings, in either spelling."""
-    spellings = {name: dict(parse_mapping(name, value)) for name, value in Values(config).look_up(*RAW).items()}
-    for name in RAW:
-        config.pop(name, None)
-    return agreed_value({name: settings for name, settings in spellings.items() if settings}, {})
-
-
-def is_nested(config: Config) -> bool:
-    """Whether the rope settings have an entry for each layer type."""
-    settings = [Values(config).get_mapping(name).values for name in RAW]
-    return any(isinstance(value, Mapping) for mapping in settings for value in mapping.values())
-
-
-def refuse(config: Mapping[str, Any], *names: str) -> None:
-    """Raises if a config has one of these keys: the code of its model_type does not read them."""
-    for name in names:
-        value, model_type = config.get(name), config["model_type"]
-        if value is not None and not equal(value, {}):
-            raise invalid(f"{name} = {value!r:.60} is not read by the code of model_type {model_type!r}")
-
-
-# Put
-
-
-def put_types(config: Config, source: str, types: Iterable[str]) -> None:
-    """Writes the types of layers, which come from the key `source`; the config must not contradict them."""
-    types = list(types)
-    for name, value in Values(config).look_up("layer_types", "layers_block_type").items():
-        same = isinstance(value, Sequence) and list(value) == types
-        require(same, "{} contradicts {} = {!r:.60}", source, name, value)
-    config["layer_types"] = types
-
-
-def put_flags(config: Config, rotates: Iterable[Any]) -> None:
-    """Writes for each layer whether it rotates."""
-    config["no_rope_layers"] = [int(bool(x)) for x in rotates]
-
-
-def put_settings(config: Config, *unread: str, **more: Any) -> None:
-    """Writes what the code does into the rope settings, in the config's spelling, and drops `unread` ones."""
-    for name in [name for name in RAW if Values(config).get_mapping(name).values] or RAW[1:]:
-        settings = Values(config).get_mapping(name).values
-        refuse({"model_type": config["model_type"], **settings}, *more)
-        config[name] = {key: value for key, value in settings.items() if key not in unread} | more
-
-
-def drop_default_base(config: Config, base: float) -> None:
-    """Takes out a base that is the class's, which transformers writes beside the base in rope_parameters."""
-    settings = Values(config).get_mapping("rope_parameters")
-    if equal(config.get("rope_theta"), base) and settings.look_up("rope_theta"):
-        del config["rope_theta"]
-
-
-def extended(settings: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Settings with more of them, except None; they must not contradict each other."""
+def extended(settings: Values, **more: Any) -> Values:
+    """Rope settings with more of them, except None; they must not contradict each other."""
     more = {name: value for name, value in more.items() if value is not None}
     for name, value in more.items():
-        if settings.get(name) is not None:
-            check_agreement({f"rope_parameters.{name}": settings[name], name: value})
-    return {**settings, **more}
+        check_agreement(settings.look_up(name) | {name: value})
+    return Values({**settings.values, **more}, settings.name)
 
 
-def by_type(name: str, types: Sequence[Any], items: Sequence[Any]) -> dict[str, Any]:
-    """The item of each layer type; layers of one type must have the same."""
-    require(len(types) == len(items), "{} must have {} items, one for each layer, got {}", name, len(types), len(items))
-    result: dict[str, Any] = {}
-    for layer_type, item in zip(map(str, types), items, strict=True):
-        first = result.setdefault(layer_type, item)
-        message = "{} must be the same in all layers of type {!r}, got {!r:.60} and {!r:.60}"
-        require(equal(item, first), message, name, layer_type, first, item)
-    return result
+def is_nested(settings: Values) -> bool:
+    """Whether rope settings have an entry for each layer type."""
+    return any(isinstance(value, Mapping) for value in settings.values.values())
 
 
-def fixed(**usual: Any) -> Rewriter:
-    """A rewriter that takes out keys that must have one value."""
-
-    def rewrite(config: Config) -> None:
-        for name, value in usual.items():
-            take_only(config, value, name)
-
-    rewrite.__doc__ = "; ".join(f"{name} must be {value!r}" for name, value in usual.items()) + "."
-    return rewrite
-
-
-def parse_natural(config: Config, name: str, default: int) -> int:
-    """The value of a key, an integer of at least 0."""
-    return checks.integer(name, Values(config).get(name, default=default), 0)
+def by_model_type(groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of each model type, from those of groups, whose names spaces separate."""
+    return {name: value for names, value in groups.items() for name in names.split()}

@@ -21,7 +21,7 @@ def scale_with_positions(rope: Rope) -> QueryScale | None:
     config = rope.config
     if config.model.query_scale == "beta":
         return QueryScale(rope.settings.get_number("llama_4_scaling_beta"), rope.original())
-    if config.model.query_scale == "logn" and config.get_flag("use_logn_attn"):
+    if config.model.query_scale == "logn" and config.get_flag("use_logn_attn", default=True):
         length = checks.length("seq_length", config.get_required("seq_length"))
         require(length > 1, "seq_length must be over 1, got {}", length)
         return QueryScale(1 / math.log(length), length, 1, "log")
@@ -32,9 +32,7 @@ def scale_without_positions(config: Config) -> QueryScale | None:
     """The query scale of layers without positions."""
     if config.model.query_scale == "beam":
         return QueryScale(0.1, 2048, 1, "power")
-    if config.model.query_scale != "llama4":
-        return None
-    if not config.get_flag("attn_temperature_tuning", default=True):
+    if config.model.query_scale != "llama4" or not config.get_flag("attn_temperature_tuning", default=True):
         return None
     coefficient = config.get_number("attn_scale", 0.1)
     period = checks.length("floor_scale", config.get("floor_scale", default=8192))
@@ -58,17 +56,10 @@ def with_written_scales(config: Config, key: str, layers: list[RotaryLayer]) -> 
 def _parse_scale(name: str, scale: Any) -> QueryScale | HeadScale:
     """A query scale, whose fields are the keys of a mapping."""
     fields = Values(parse_mapping(name, scale), name)
-    if fields.look_up("num_heads"):
-        result = HeadScale(fields.get_required("scale"), fields.get_required("bias"), fields.get_integer("num_heads"))
-    else:
-        result = QueryScale(
-            fields.get_number("coefficient"),
-            fields.get_required("period"),
-            fields.get("offset", default=0),
-            fields.get_required("variant"),
-        )
-    fields.reject_unknown({f.name for f in dataclasses.fields(result)}, "a query scale")
-    return result
+    cls = HeadScale if fields.look_up("num_heads") else QueryScale
+    names = [field.name for field in dataclasses.fields(cls)]
+    fields.reject_unknown(names, "a query scale")
+    return cls(**{field: fields.get_required(field) for field in names})
 
 
 def written_scales(key: str, layers: Iterable[RotaryLayer]) -> dict[str, Any]:
