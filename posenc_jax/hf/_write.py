@@ -64,18 +64,16 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
 def _widths(plan: RotaryPlan) -> dict[str, Any]:
     """The widths of heads; those that differ from the first rotating layer's are in per_layer_config."""
-    width = next((layer.rotary_dim for layer in plan.layers if layer.rotary_dim), 0)
-    of_layers = [_widths_of(layer, plan.part, layer.rotary_dim or width) for layer in plan.layers]
-    first = next((w for w, layer in zip(of_layers, plan.layers, strict=True) if layer.rotary_dim), of_layers[0])
-    others = {str(i): widths for i, widths in enumerate(of_layers) if widths != first}
-    return first | ({"per_layer_config": others} if others else {})
+    first = next((layer for layer in plan.layers if layer.rotary_dim), plan.layers[0])
 
+    def widths_of(layer: RotaryLayer) -> dict[str, int]:
+        width = layer.rotary_dim or first.rotary_dim
+        latent = {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
+        return latent if plan.part == "last" else {"head_dim": layer.head_dim}
 
-def _widths_of(layer: RotaryLayer, part: str, width: int) -> dict[str, int]:
-    """The widths of a layer's heads, of which `width` features may rotate."""
-    if part == "first":
-        return {"head_dim": layer.head_dim}
-    return {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
+    usual = widths_of(first)
+    others = {str(i): widths for i, layer in enumerate(plan.layers) if (widths := widths_of(layer)) != usual}
+    return usual | ({"per_layer_config": others} if others else {})
 
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
