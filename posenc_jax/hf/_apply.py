@@ -1,11 +1,11 @@
-"""`RotaryPlan.rotate`: one layer of a plan, static or traced, applied to queries, keys, values or outputs."""
+"""`RotaryPlan.rotate` and `shift_keys`: one layer of a plan, static or traced, applied to queries, keys and so on."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from posenc_jax._rotary.rotation import RotationSettings
 from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_sines, parse_parameters, shapes_of
 
 Role = Literal["query", "key", "value", "output"]
-ROLES: tuple[Role, ...] = ("query", "key", "value", "output")
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class LayerRotation(NamedTuple):
@@ -63,57 +63,66 @@ def parse_width(x: Any, widths: set[int], name: str = "x") -> jax.Array:
 
 def rotate(
     plan: Any,
-    rotations: Sequence[LayerRotation],
     x: Any,
     layer: Any,
     positions: Any,
     head_axis: Any,
     parameters: Any,
     *,
-    backward: bool = False,
+    role: Role | None = None,
+    softmax_scale: float = 1.0,
+    amplitude: bool = True,
     name: str = "x",
     **names: Any,
 ) -> jax.Array:
-    """Checks the arguments, then rotates and scales x by one of the rotations, which are those of a plan's layers.
+    """Checks the arguments, then rotates and scales x as one layer of a plan does, with its amplitude or without.
 
     `names` are options of `parse_rotary`: how errors name positions, and whether all vectors may share one.
     """
     index = parse_layer(layer, plan.layers)
-    x = parse_width(x, _widths(plan.layers, index), name)
-    candidates, index = (rotations[index : index + 1], None) if isinstance(index, int) else (rotations, index)
-    rotating = dict.fromkeys(rotation.frequencies for rotation in candidates if rotation.frequencies.dim)
+    layers, index = (plan.layers[index : index + 1], None) if isinstance(index, int) else (plan.layers, index)
+    x = parse_width(x, _widths(layers, plan.layers), name)
+    rotations = tuple(
+        LayerRotation(
+            each.frequencies if amplitude else each.frequencies.with_attention_factor(1.0),
+            each.query_scale if role == "query" else None,
+            softmax_scale,
+            each.learned_log_factor,
+        )
+        for each in layers
+    )
+    rotating = dict.fromkeys(rotation.frequencies for rotation in rotations if rotation.frequencies.dim)
     if positions is not None and not rotating:
-        widest = max((rotation.frequencies for rotation in rotations), key=lambda f: f.num_axes)
+        widest = max((each.frequencies for each in plan.layers), key=lambda f: f.num_axes)
         if widest.num_axes > 1:  # of other layers: query scales depend on the first coordinate
             positions = parse_positions("positions", positions, widest)[..., 0]
-    scaled = any(rotation.query_scale for rotation in candidates)
-    options: Any = {"name": name, "reads_positions": scaled, **names}
+    scales = [rotation.query_scale for rotation in rotations if rotation.query_scale]
+    options: Any = {"name": name, "reads_positions": bool(scales), **names}
     parsed = [
         parse_rotary(x, positions, frequencies, plan.layout, head_axis, plan.part, **options)
         for frequencies in rotating or [geometric(0)]  # a traced layer may choose any
     ]
     x, positions, _, heads = parsed[0]
-    if positions is not None and scaled:
+    if positions is not None and scales:
         _check_scaled_positions(positions)
-    by_head = any(isinstance(rotation.query_scale, HeadScale) for rotation in candidates)
+    by_head = any(isinstance(scale, HeadScale) for scale in scales)
     require(heads or not by_head, "head_axis must be given, because each head has its own scale of queries, got None")
     shapes: Shapes = {}
-    for rotation in candidates:
+    for rotation in rotations:
         shapes |= shapes_of(rotation, math.prod(x.shape[axis] for axis in heads))
     arrays = parse_parameters(parameters, shapes)
-    for learned in dict.fromkeys(rotation.learned_log_factor for rotation in candidates):
+    for learned in dict.fromkeys(rotation.learned_log_factor for rotation in rotations):
         if learned is not None:
             checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
-    settings = RotationSettings(plan.layout, plan.part == "last", backward)
-    return _rotate(settings, tuple(candidates), x, positions, index, arrays, heads)
+    settings = RotationSettings(plan.layout, plan.part == "last", backward=role == "output")
+    return _rotate(settings, rotations, x, positions, index, arrays, heads)
 
 
-def _widths(layers: Sequence[Any], index: int | jax.Array) -> set[int]:
-    """The widths that x may have: head_dim, and the rotated width if it is the same in all possible layers."""
-    layer = layers[index if isinstance(index, int) else 0]
-    possible = [layer] if isinstance(index, int) and layer.rotary_dim else layers
-    widths = {each.rotary_dim for each in possible if each.rotary_dim and each.head_dim == layer.head_dim}
-    return {layer.head_dim, *(widths if len(widths) == 1 else ())}
+def _widths(layers: Sequence[Any], all_layers: Sequence[Any]) -> set[int]:
+    """The widths that x may have: head_dim, and the rotated width if it is the same in these layers, or else in all."""
+    head_dim, possible = layers[0].head_dim, layers if any(each.rotary_dim for each in layers) else all_layers
+    widths = {each.rotary_dim for each in possible if each.rotary_dim and each.head_dim == head_dim}
+    return {head_dim, *(widths if len(widths) == 1 else ())}
 
 
 def _check_scaled_positions(positions: jax.Array) -> None:

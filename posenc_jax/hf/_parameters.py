@@ -64,10 +64,8 @@ class HeadScale:
 
 def shapes_of(layer: Any, num_heads: Any = None) -> Shapes:
     """The shapes of a layer's parameters, for `num_heads` heads, by default all heads of the model."""
-    result: Shapes = {}
-    if layer.learned_log_factor is not None:
-        result[layer.learned_log_factor] = (layer.frequencies.num_pairs,)
-    scale = layer.query_scale
+    learned, scale = layer.learned_log_factor, layer.query_scale
+    result: Shapes = {} if learned is None else {learned: (layer.frequencies.num_pairs,)}
     if isinstance(scale, HeadScale):
         result |= dict.fromkeys((scale.scale, scale.bias), (scale.num_heads if num_heads is None else num_heads,))
     return result

@@ -18,7 +18,7 @@ from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._rotary.parser import parse_vectors
 from posenc_jax.hf import _apply
-from posenc_jax.hf._apply import ROLES, LayerRotation, Role
+from posenc_jax.hf._apply import ROLES, Role
 from posenc_jax.hf._parameters import HeadScale, shapes_of
 from posenc_jax.hf._table import html_of, text_of
 
@@ -267,16 +267,8 @@ class RotaryPlan:
         if role in ("value", "output") and not self.rotates_values:
             _apply.parse_layer(layer, self.layers)
             return parse_vectors("x", x, head_axis)[0]
-        is_query = role == "query"
-        softmax_scale = self.softmax_scale if scaled and is_query else 1.0
-        rotations = [
-            LayerRotation(
-                each.frequencies, each.query_scale if is_query else None, softmax_scale, each.learned_log_factor
-            )
-            for each in self.layers
-        ]
-        backward = role == "output"
-        return _apply.rotate(self, rotations, x, layer, positions, head_axis, parameters, backward=backward)
+        options: Any = {"role": role, "softmax_scale": self.softmax_scale if scaled and role == "query" else 1.0}
+        return _apply.rotate(self, x, layer, positions, head_axis, parameters, **options)
 
     @public
     def shift_keys(
@@ -315,12 +307,8 @@ class RotaryPlan:
           ValueError: as `rotate`.
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
-        rotations = [
-            LayerRotation(each.frequencies.with_attention_factor(1.0), learned_log_factor=each.learned_log_factor)
-            for each in self.layers
-        ]
-        names = {"name": "keys", "positions_name": "offset", "shared": True}
-        return _apply.rotate(self, rotations, keys, layer, offset, head_axis, parameters, **names)
+        options: Any = {"amplitude": False, "name": "keys", "positions_name": "offset", "shared": True}
+        return _apply.rotate(self, keys, layer, offset, head_axis, parameters, **options)
 
     def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
         """The role and whether to scale; each must be given if it matters."""

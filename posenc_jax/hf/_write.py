@@ -48,8 +48,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     require_type(isinstance(plan, RotaryPlan), "plan", "a RotaryPlan", plan)
     layers = plan.layers
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
-    config |= _widths(plan) | _settings(layers) | written_scales("query_scales", layers)
-    config |= written_attention(layers)
+    config |= _widths(plan) | _settings(layers) | written_scales("query_scales", layers) | written_attention(layers)
     if plan.rotates_values:
         config["rope_on_values"] = True
     if plan.indexer:
@@ -80,7 +79,7 @@ def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     """The rope settings, by layer type if there are several, and which layers have none."""
     distinct = list(dict.fromkeys(layer.settings for layer in layers if layer.settings))
     dicts = [{k: list(v) if isinstance(v, tuple) else v for k, v in settings} for settings in distinct]
-    lengths = [d.pop(MAXIMUM) for d in dicts if MAXIMUM in d]
+    lengths = [each.pop(MAXIMUM) for each in dicts if MAXIMUM in each]
     outside = {MAXIMUM: lengths[-1]} if lengths else {}
     if len(dicts) > 1:
         names = {settings: f"rope_{i}" for i, settings in enumerate(distinct)}
