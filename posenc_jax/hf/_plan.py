@@ -263,11 +263,10 @@ class RotaryPlan:
         Reference:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
         """
-        role, scaled = self._parse_role_and_scaled(role, scaled)
+        options: Any = {"role": role, "softmax_scale": self._scale_of(role, scaled)}
         if role in ("value", "output") and not self.rotates_values:
             _apply.parse_layer(layer, self.layers)
             return parse_vectors("x", x, head_axis)[0]
-        options: Any = {"role": role, "softmax_scale": self.softmax_scale if scaled and role == "query" else 1.0}
         return _apply.rotate(self, x, layer, positions, head_axis, parameters, **options)
 
     @public
@@ -310,8 +309,8 @@ class RotaryPlan:
         options: Any = {"amplitude": False, "name": "keys", "positions_name": "offset", "shared": True}
         return _apply.rotate(self, keys, layer, offset, head_axis, parameters, **options)
 
-    def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
-        """The role and whether to scale; each must be given if it matters."""
+    def _scale_of(self, role: Any, scaled: Any) -> float:
+        """The factor by which `scaled` multiplies x in this role; each must be given if it matters."""
         scaled = scaled if scaled is None else checks.flag("scaled", scaled)
         if role is None:
             scaling = next((i for i, layer in enumerate(self.layers) if layer.query_scale), None)
@@ -325,4 +324,4 @@ class RotaryPlan:
         is_scaled = role in ("query", None) and self.softmax_scale != 1  # queries alone are scaled
         message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"
         require(scaled is not None or not is_scaled, message, self.softmax_scale)
-        return role, bool(scaled)
+        return self.softmax_scale if scaled and role == "query" else 1.0
