@@ -1,11 +1,11 @@
-"""`RotaryPlan.rotate`: one layer of a plan, static or traced, applied to queries, keys, values or outputs."""
+"""`RotaryPlan.rotate` and `shift_keys`: one layer of a plan, static or traced, applied to queries, keys and so on."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.parser import parse_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import compute_dtype, unwrap_array
-from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax.errors import require
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._rotary.parser import parse_rotary
 from posenc_jax._rotary.primitive import apply_rotation
@@ -27,7 +27,7 @@ from posenc_jax._rotary.rotation import RotationSettings
 from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_sines, parse_parameters, shapes_of
 
 Role = Literal["query", "key", "value", "output"]
-ROLES: tuple[Role, ...] = ("query", "key", "value", "output")
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class LayerRotation(NamedTuple):
@@ -39,78 +39,90 @@ class LayerRotation(NamedTuple):
     learned_log_factor: str | None = None  # the name of the learned parameter of the frequencies
 
 
-def parse_layer(layer: Any, head_dims: Sequence[int]) -> int | jax.Array:
-    """The index of a layer, a Python integer unless it is traced."""
-    layer, count = unwrap_array(layer), len(head_dims)
+def parse_layer(layer: Any, layers: Sequence[Any]) -> int | jax.Array:
+    """The index of a layer of a plan, a Python integer unless it is traced."""
+    layer, count = unwrap_array(layer), len(layers)
     if isinstance(layer, Tracer):
+        head_dims = [each.head_dim for each in layers]
         first = {n: head_dims.index(n) for n in head_dims}
         differ = ", ".join(f"{n} in layer {i}" for n, i in first.items())
         require(len(first) == 1, "layer must be a Python integer where head_dim differs between layers, {}", differ)
         return checks.zero_dimensional("layer", layer, checks.Kind("an integer", floats=False))
-    if checks.is_array(layer) and not layer.ndim and jnp.issubdtype(layer.dtype, jnp.integer):
-        layer = int(layer)
-    layer = checks.integer("layer", layer)
+    layer = checks.integer("layer", layer.item() if getattr(layer, "ndim", None) == 0 else layer)
     require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
     return layer
 
 
-def parse_width(x: Any, widths: set[int] | None = None, name: str = "x") -> jax.Array:
-    """x, whose last axis has one of these sizes, if any are given."""
+def parse_width(x: Any, widths: set[int], name: str = "x") -> jax.Array:
+    """x, whose last axis has one of these sizes."""
     x = checks.floats(name, x, (..., "head_dim"), static_axes=(-1,))
-    expected = " or ".join(map(str, sorted(widths or (), reverse=True)))
-    fits = not widths or x.shape[-1] in widths
-    require(fits, "{} must have {} features in this layer, got shape {}", name, expected, x.shape)
+    expected = " or ".join(map(str, sorted(widths, reverse=True)))
+    require(x.shape[-1] in widths, "{} must have {} features in this layer, got shape {}", name, expected, x.shape)
     return x
 
 
 def rotate(
-    settings: RotationSettings,
-    rotations: tuple[LayerRotation, ...],
-    x: jax.Array,
+    plan: Any,
+    x: Any,
+    layer: Any,
     positions: Any,
-    layer: int | jax.Array,
     head_axis: Any,
-    parameters: Any = None,
+    parameters: Any,
+    *,
+    role: Role | None = None,
+    softmax_scale: float = 1.0,
+    amplitude: bool = True,
+    name: str = "x",
     **names: Any,
 ) -> jax.Array:
-    """Checks positions, head_axis and parameters, then rotates and scales x as one layer does.
+    """Checks the arguments, then rotates and scales x as one layer of a plan does, with its amplitude or without.
 
-    `names` are options of `parse_rotary`: how errors name the arguments, and whether all vectors may share a position.
+    `names` are options of `parse_rotary`: how errors name positions, and whether all vectors may share one.
     """
-    candidates, index = (rotations[layer : layer + 1], None) if isinstance(layer, int) else (rotations, layer)
-    rotating = dict.fromkeys(rotation.frequencies for rotation in candidates if rotation.frequencies.dim)
-    first, *others = rotating or [geometric(0)]
-    if not first.dim:
-        positions = _first_coordinate(positions, rotations)
-    options = settings.layout, head_axis, "last" if settings.last else "first"
-    parse = functools.partial(parse_rotary, **names)
-    for frequencies in others:  # a traced layer may choose any
-        parse(x, positions, frequencies, *options)
-    scaled = any(rotation.query_scale for rotation in candidates)
-    x, positions, _, heads = parse(x, positions, first, *options, reads_positions=scaled)
-    if positions is not None and scaled:
+    index = parse_layer(layer, plan.layers)
+    layers, index = (plan.layers[index : index + 1], None) if isinstance(index, int) else (plan.layers, index)
+    x = parse_width(x, _widths(layers, plan.layers), name)
+    rotations = tuple(
+        LayerRotation(
+            each.frequencies if amplitude else each.frequencies.with_attention_factor(1.0),
+            each.query_scale if role == "query" else None,
+            softmax_scale,
+            each.learned_log_factor,
+        )
+        for each in layers
+    )
+    rotating = dict.fromkeys(rotation.frequencies for rotation in rotations if rotation.frequencies.dim)
+    if positions is not None and not rotating:
+        widest = max((each.frequencies for each in plan.layers), key=lambda f: f.num_axes)
+        if widest.num_axes > 1:  # of other layers: query scales depend on the first coordinate
+            positions = parse_positions("positions", positions, widest)[..., 0]
+    scales = [rotation.query_scale for rotation in rotations if rotation.query_scale]
+    options: Any = {"name": name, "reads_positions": bool(scales), **names}
+    parsed = [
+        parse_rotary(x, positions, frequencies, plan.layout, head_axis, plan.part, **options)
+        for frequencies in rotating or [geometric(0)]  # a traced layer may choose any
+    ]
+    x, positions, _, heads = parsed[0]
+    if positions is not None and scales:
         _check_scaled_positions(positions)
-    arrays = parse_parameters(parameters, _shapes(candidates, x, heads))
-    for name in dict.fromkeys(rotation.learned_log_factor for rotation in candidates):
-        if name is not None:
-            checks.unsharded(f"parameters[{name!r}]", arrays[name])
-    return _rotate(settings, candidates, x, positions, index, arrays, heads)
+    by_head = any(isinstance(scale, HeadScale) for scale in scales)
+    require(heads or not by_head, "head_axis must be given, because each head has its own scale of queries, got None")
+    shapes: Shapes = {}
+    for rotation in rotations:
+        shapes |= shapes_of(rotation, math.prod(x.shape[axis] for axis in heads))
+    arrays = parse_parameters(parameters, shapes)
+    for learned in dict.fromkeys(rotation.learned_log_factor for rotation in rotations):
+        if learned is not None:
+            checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
+    settings = RotationSettings(plan.layout, plan.part == "last", backward=role == "output")
+    return _rotate(settings, rotations, x, positions, index, arrays, heads)
 
 
-def _shapes(rotations: Sequence[LayerRotation], x: jax.Array, heads: tuple[int, ...]) -> Shapes:
-    """The shapes of the parameters that these rotations need."""
-    if not heads and any(isinstance(rotation.query_scale, HeadScale) for rotation in rotations):
-        raise invalid("head_axis must be given, because each head has its own scale of queries, got None")
-    count = math.prod(x.shape[axis] for axis in heads)
-    return {name: shape for rotation in dict.fromkeys(rotations) for name, shape in shapes_of(rotation, count).items()}
-
-
-def _first_coordinate(positions: Any, rotations: Sequence[LayerRotation]) -> Any:
-    """The first coordinate, if other layers read several: query scales of layers that do not rotate depend on it."""
-    widest = max((rotation.frequencies for rotation in rotations), key=lambda f: f.num_axes)
-    if positions is None or widest.num_axes == 1:
-        return positions
-    return parse_positions("positions", positions, widest)[..., 0]
+def _widths(layers: Sequence[Any], all_layers: Sequence[Any]) -> set[int]:
+    """The widths that x may have: head_dim, and the rotated width if it is the same in these layers, or else in all."""
+    head_dim, possible = layers[0].head_dim, layers if any(each.rotary_dim for each in layers) else all_layers
+    widths = {each.rotary_dim for each in possible if each.rotary_dim and each.head_dim == head_dim}
+    return {head_dim, *(widths if len(widths) == 1 else ())}
 
 
 def _check_scaled_positions(positions: jax.Array) -> None:
@@ -133,18 +145,13 @@ def _rotate(
 ) -> jax.Array:
     """Applies to x the rotation that `layer` selects, NaN if there is none; without a layer, the only rotation."""
     positions, distinct = expand_positions(x, positions, heads), list(dict.fromkeys(rotations))
-    branches: list[Callable[..., Any]] = [functools.partial(_rotate_and_scale, settings, heads, r) for r in distinct]
+    outside = LayerRotation(geometric(0), softmax_scale=math.nan)
+    branches = [functools.partial(_rotate_and_scale, settings, heads, each) for each in (outside, *distinct)]
     if layer is None:
-        return branches[0](x, positions, parameters)
-    branches.append(functools.partial(_nan, settings))
-    branch_of_layer = np.array([distinct.index(rotation) for rotation in rotations], np.int32)
-    branch = lax.dynamic_index_in_dim(branch_of_layer, layer, keepdims=False)
-    chosen = jnp.where((layer >= 0) & (layer < len(rotations)), branch, len(distinct))
-    return lax.switch(chosen, branches, x, positions, parameters)
-
-
-def _nan(settings: RotationSettings, x: jax.Array, positions: jax.Array, _: Any) -> jax.Array:
-    return apply_rotation(settings, x, Angles(positions, geometric(0))) * np.array(np.nan, x.dtype)
+        return branches[-1](x, positions, parameters)
+    branch_of_layer = np.array([0, *(distinct.index(rotation) + 1 for rotation in rotations), 0], np.int32)
+    branch = lax.dynamic_index_in_dim(branch_of_layer, jnp.clip(layer, -1, len(rotations)) + 1, keepdims=False)
+    return lax.switch(branch, branches, x, positions, parameters)
 
 
 def _rotate_and_scale(
@@ -162,9 +169,9 @@ def _rotate_and_scale(
     if rotation.query_scale is None and rotation.softmax_scale == 1:
         return apply_rotation(settings, x, angles)
     y = apply_rotation(settings._replace(result=dtype), x, angles)
-    scale = np.ones((), dtype)
+    scale = np.array(rotation.softmax_scale, dtype)
     if isinstance(rotation.query_scale, HeadScale):
-        scale = head_factors(rotation.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
+        scale = scale * head_factors(rotation.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
     elif rotation.query_scale:
-        scale = rotation.query_scale(positions[..., :1]).astype(dtype)
-    return (y * (scale * np.array(rotation.softmax_scale, dtype))).astype(x.dtype)
+        scale = scale * rotation.query_scale(positions[..., :1]).astype(dtype)
+    return (y * scale).astype(x.dtype)

@@ -59,15 +59,13 @@ class HeadScale:
         for field, value in (("scale", self.scale), ("bias", self.bias)):
             require_type(isinstance(value, str), field, "a string", value)
         require(self.scale != self.bias, "scale and bias must have different names, got {!r}", self.scale)
-        object.__setattr__(self, "num_heads", checks.positive_int("num_heads", self.num_heads))
+        vars(self).update(num_heads=checks.positive_int("num_heads", self.num_heads))  # frozen
 
 
 def shapes_of(layer: Any, num_heads: Any = None) -> Shapes:
     """The shapes of a layer's parameters, for `num_heads` heads, by default all heads of the model."""
-    result: Shapes = {}
-    if layer.learned_log_factor is not None:
-        result[layer.learned_log_factor] = (layer.frequencies.num_pairs,)
-    scale = layer.query_scale
+    learned, scale = layer.learned_log_factor, layer.query_scale
+    result: Shapes = {} if learned is None else {learned: (layer.frequencies.num_pairs,)}
     if isinstance(scale, HeadScale):
         result |= dict.fromkeys((scale.scale, scale.bias), (scale.num_heads if num_heads is None else num_heads,))
     return result
@@ -81,13 +79,12 @@ def parse_parameters(parameters: Any, shapes: Shapes) -> dict[str, jax.Array]:
     if missing := [f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in arrays]:
         names = sorted(map(str, arrays)) or "none"
         raise invalid(f"parameters must hold {', '.join(missing)}, which this model has learned, got {names}")
-    return {name: _parse_array(f"parameters[{name!r}]", arrays[name], shape) for name, shape in shapes.items()}
-
-
-def _parse_array(name: str, value: Any, shape: tuple[Any, ...]) -> jax.Array:
-    array = checks.floats(name, value, ("size",))
-    require(array.shape == shape, "{} must have shape {}, got {}", name, shape, array.shape)
-    return array
+    result = {}
+    for name, shape in shapes.items():
+        label = f"parameters[{name!r}]"
+        result[name] = array = checks.floats(label, arrays[name], ("size",))
+        require(array.shape == shape, "{} must have shape {}, got {}", label, shape, array.shape)
+    return result
 
 
 def learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
@@ -98,18 +95,15 @@ def learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: ja
     correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
     angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
     table = jnp.concatenate([pair_sines(angles, quarter) for quarter in np.arange(2, dtype=np.int32)], axis=-1)
-    amplitude = frequencies.attention_factor
-    return SinCosTable(table if amplitude == 1 else table * np.float32(amplitude))
+    return SinCosTable(table * np.float32(frequencies.attention_factor))
 
 
 def head_factors(
     scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], x: jax.Array, heads: tuple[int, ...]
 ) -> jax.Array:
     """The factors of queries x at positions (..., 1), which have axes of size 1 for the heads."""
-    others = [axis for axis in range(x.ndim) if axis not in heads]
-    dtype = compute_dtype(*(arrays[name] for name in (scale.scale, scale.bias)))
-    slope, bias = (
-        jnp.expand_dims(arrays[name].astype(dtype).reshape([x.shape[axis] for axis in heads]), others)
-        for name in (scale.scale, scale.bias)
-    )
+    counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
+    both = arrays[scale.scale], arrays[scale.bias]
+    dtype = compute_dtype(*both)
+    slope, bias = (jnp.expand_dims(array.astype(dtype).reshape(counts), others) for array in both)
     return slope * jnp.log1p(positions.astype(dtype)) + bias

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from posenc_jax._attention.parser import parse_window
 from posenc_jax._frequencies.frequencies import Frequencies
@@ -17,8 +16,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled
-from posenc_jax._rotary.parser import parse_head_axis
-from posenc_jax._rotary.rotation import RotationSettings
+from posenc_jax._rotary.parser import parse_vectors
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import ROLES, Role
 from posenc_jax.hf._parameters import HeadScale, shapes_of
@@ -58,12 +56,10 @@ class QueryScale:
     def __post_init__(self) -> None:
         """Checks the fields."""
         coefficient, period = checks.number("coefficient", self.coefficient), checks.length("period", self.period)
-        offset = self.offset
-        fits = isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset < period
-        require(fits, "offset must be an integer from 0 to below {}, got {!r}", period, offset)
+        offset = checks.integer("offset", self.offset, 0)
+        require(offset < period, "offset must be below the period, {}, got {}", period, offset)
         checks.one_of("variant", self.variant, ("steps", "log", "power"))
-        object.__setattr__(self, "coefficient", coefficient)
-        object.__setattr__(self, "period", period)
+        vars(self).update(coefficient=coefficient, period=period, offset=offset)  # frozen
 
     @public
     def __call__(self, positions: jax.typing.ArrayLike) -> jax.Array:
@@ -73,19 +69,15 @@ class QueryScale:
 
 @compiled("query_scale", static_argnums=1)
 def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
-    c, n = scale.coefficient, scale.period
+    c, n, o = scale.coefficient, scale.period, scale.offset
     if scale.variant == "steps":
-        return c * jnp.log1p(_periods(positions, scale).astype(jnp.float32)) + 1
-    share = (positions.astype(jnp.float32) + scale.offset) / n
+        if jnp.issubdtype(positions.dtype, jnp.integer):
+            steps = positions // n + (positions % n >= n - o).astype(positions.dtype)  # p + o could wrap
+        else:
+            steps = jnp.floor((positions + o) / n)
+        return c * jnp.log1p(steps.astype(jnp.float32)) + 1
+    share = (positions.astype(jnp.float32) + o) / n
     return c * jnp.log(jnp.maximum(share, 1)) + 1 if scale.variant == "log" else jnp.exp(c * jnp.log1p(share))
-
-
-def _periods(positions: jax.Array, scale: QueryScale) -> jax.Array:
-    """⌊(p + o) / n⌋."""
-    if not jnp.issubdtype(positions.dtype, jnp.integer):
-        return jnp.floor((positions + scale.offset) / scale.period)
-    period, last = (np.asarray(n, positions.dtype) for n in (scale.period, scale.period - scale.offset))
-    return positions // period + (positions % period >= last).astype(positions.dtype)  # p + o could wrap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,25 +119,22 @@ class RotaryLayer:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        object.__setattr__(self, "frequencies", parse_static(self.frequencies, even=True))
-        object.__setattr__(self, "head_dim", checks.positive_int("head_dim", self.head_dim))
-        message = "frequencies of width {} must fit into a head_dim of {}"
-        require(self.rotary_dim <= self.head_dim, message, self.rotary_dim, self.head_dim)
-        fits = self.query_scale is None or isinstance(self.query_scale, (QueryScale, HeadScale))
+        f, head_dim = parse_static(self.frequencies, even=True), checks.positive_int("head_dim", self.head_dim)
+        require(f.dim <= head_dim, "frequencies of width {} must fit into a head_dim of {}", f.dim, head_dim)
+        fits = isinstance(self.query_scale, QueryScale | HeadScale | None)
         require_type(fits, "query_scale", "a QueryScale, a HeadScale or None", self.query_scale)
-        if self.learned_log_factor is not None:
-            fits = isinstance(self.learned_log_factor, str)
-            require_type(fits, "learned_log_factor", "a string or None", self.learned_log_factor)
-            f = self.frequencies
-            fits = f.dim and f.num_axes == 1 and f.precision == "exact"
-            require(fits, "frequencies must be exact, of one coordinate, with a learned_log_factor, got {!r}", f)
-        require_type(self.kind is None or isinstance(self.kind, str), "kind", "a string or None", self.kind)
-        if self.window is not None:
-            object.__setattr__(self, "window", parse_window(self.window))
-        if self.chunk is not None:
-            object.__setattr__(self, "chunk", checks.positive_int("chunk", self.chunk))
-        if self.score_scale is not None:
-            object.__setattr__(self, "score_scale", checks.number("score_scale", self.score_scale))
+        for name in ("learned_log_factor", "kind"):
+            value = getattr(self, name)
+            require_type(isinstance(value, str | None), name, "a string or None", value)
+        fits = self.learned_log_factor is None or f.dim and f.num_axes == 1 and f.precision == "exact"
+        require(fits, "frequencies must be exact, of one coordinate, with a learned_log_factor, got {!r}", f)
+        vars(self).update(  # frozen
+            frequencies=f,
+            head_dim=head_dim,
+            window=None if self.window is None else parse_window(self.window),
+            chunk=None if self.chunk is None else checks.positive_int("chunk", self.chunk),
+            score_scale=None if self.score_scale is None else checks.number("score_scale", self.score_scale),
+        )
 
     @property
     def rotary_dim(self) -> int:
@@ -192,10 +181,8 @@ class RotaryPlan:
         require_type(fits, "layers", "a sequence of at least one RotaryLayer", self.layers)
         checks.layout("layout", self.layout)
         checks.part("part", self.part)
-        object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "softmax_scale", checks.number("softmax_scale", self.softmax_scale))
-        fits = self.indexer is None or isinstance(self.indexer, RotaryPlan)
-        require_type(fits, "indexer", "a RotaryPlan or None", self.indexer)
+        vars(self).update(layers=layers, softmax_scale=checks.number("softmax_scale", self.softmax_scale))  # frozen
+        require_type(isinstance(self.indexer, RotaryPlan | None), "indexer", "a RotaryPlan or None", self.indexer)
         checks.flag("rotates_values", self.rotates_values)
 
     def __str__(self) -> str:
@@ -276,25 +263,11 @@ class RotaryPlan:
         Reference:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
         """
-        role, scaled = self._parse_role_and_scaled(role, scaled)
-        index = _apply.parse_layer(layer, [rotary_layer.head_dim for rotary_layer in self.layers])
+        options: Any = {"role": role, "softmax_scale": self._scale_of(role, scaled)}
         if role in ("value", "output") and not self.rotates_values:
-            x = _apply.parse_width(x)
-            parse_head_axis("x", x, head_axis)
-            return x
-        softmax_scale = self.softmax_scale if scaled and role == "query" else 1.0
-        rotations = tuple(
-            _apply.LayerRotation(
-                rotary_layer.frequencies,
-                rotary_layer.query_scale if role == "query" else None,
-                softmax_scale,
-                rotary_layer.learned_log_factor,
-            )
-            for rotary_layer in self.layers
-        )
-        x = _apply.parse_width(x, self._widths(index))
-        settings = RotationSettings(self.layout, self.part == "last", backward=role == "output")
-        return _apply.rotate(settings, rotations, x, positions, index, head_axis, parameters)
+            _apply.parse_layer(layer, self.layers)
+            return parse_vectors("x", x, head_axis)[0]
+        return _apply.rotate(self, x, layer, positions, head_axis, parameters, **options)
 
     @public
     def shift_keys(
@@ -333,39 +306,22 @@ class RotaryPlan:
           ValueError: as `rotate`.
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
-        index = _apply.parse_layer(layer, [rotary_layer.head_dim for rotary_layer in self.layers])
-        rotations = tuple(
-            _apply.LayerRotation(
-                rotary_layer.frequencies.with_attention_factor(1.0),
-                learned_log_factor=rotary_layer.learned_log_factor,
-            )
-            for rotary_layer in self.layers
-        )
-        keys = _apply.parse_width(keys, self._widths(index), "keys")
-        names = {"name": "keys", "positions_name": "offset", "shared": True}
-        settings = RotationSettings(self.layout, self.part == "last")
-        return _apply.rotate(settings, rotations, keys, offset, index, head_axis, parameters, **names)
+        options: Any = {"amplitude": False, "name": "keys", "positions_name": "offset", "shared": True}
+        return _apply.rotate(self, keys, layer, offset, head_axis, parameters, **options)
 
-    def _widths(self, index: int | jax.Array) -> set[int]:
-        """The widths that x may have: head_dim, and the rotated width if it is the same in all possible layers."""
-        layer = self.layers[index if isinstance(index, int) else 0]
-        if isinstance(index, int) and layer.rotary_dim:
-            return {layer.head_dim, layer.rotary_dim}
-        widths = {other.rotary_dim for other in self.layers if other.rotary_dim and other.head_dim == layer.head_dim}
-        return {layer.head_dim, *(widths if len(widths) == 1 else ())}
-
-    def _parse_role_and_scaled(self, role: Any, scaled: Any) -> tuple[Role | None, bool]:
-        """The role and whether to scale; each must be given if it matters."""
+    def _scale_of(self, role: Any, scaled: Any) -> float:
+        """The factor by which `scaled` multiplies x in this role; each must be given if it matters."""
         scaled = scaled if scaled is None else checks.flag("scaled", scaled)
-        if role is not None:
+        if role is None:
+            scaling = next((i for i, layer in enumerate(self.layers) if layer.query_scale), None)
+            message = 'role must be "query" or "key", because layer {} scales its queries, got None'
+            require(scaling is None, message, scaling)
+            message = "role must be one of {}, because the values of this model rotate too, got None"
+            require(not self.rotates_values, message, ROLES)
+            require(not scaled, 'role must be "query" or "key" with scaled=True, got None')
+        else:
             checks.one_of("role", role, ROLES)
-        scaling = [i for i, layer in enumerate(self.layers) if layer.query_scale]
-        message = 'role must be "query" or "key", because layer {} scales its queries, got None'
-        require(role or not scaling, message, *scaling[:1])
-        message = "role must be one of {}, because the values of this model rotate too, got None"
-        require(role or not self.rotates_values, message, ROLES)
-        require(role or not scaled, 'role must be "query" or "key" with scaled=True, got None')
         is_scaled = role in ("query", None) and self.softmax_scale != 1  # queries alone are scaled
         message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"
         require(scaled is not None or not is_scaled, message, self.softmax_scale)
-        return role, bool(scaled)
+        return self.softmax_scale if scaled and role == "query" else 1.0

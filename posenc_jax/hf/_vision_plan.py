@@ -153,7 +153,7 @@ class VisionPlan(RotaryPlan):
         """
         same = len({*self.grids}) == 1
         require(layer is not None or same, "layer must be given, because the layers of this tower differ, got None")
-        index = _apply.parse_layer(0 if layer is None else layer, [1] * len(self.grids))
+        index = _apply.parse_layer(0 if layer is None else layer, self.layers)
         if not isinstance(index, int):
             raise wrong_type("layer must be a Python integer, because the number of tokens may depend on it")
         return patch_positions(_with_merge_size(self.grids[index], merge_size), shape)

@@ -48,8 +48,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     require_type(isinstance(plan, RotaryPlan), "plan", "a RotaryPlan", plan)
     layers = plan.layers
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
-    config |= _widths(plan) | _settings(layers) | written_scales("query_scales", layers)
-    config |= written_attention(layers)
+    config |= _widths(plan) | _settings(layers) | written_scales("query_scales", layers) | written_attention(layers)
     if plan.rotates_values:
         config["rope_on_values"] = True
     if plan.indexer:
@@ -64,25 +63,23 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
 def _widths(plan: RotaryPlan) -> dict[str, Any]:
     """The widths of heads; those that differ from the first rotating layer's are in per_layer_config."""
-    width = next((layer.rotary_dim for layer in plan.layers if layer.rotary_dim), 0)
-    of_layers = [_widths_of(layer, plan.part, layer.rotary_dim or width) for layer in plan.layers]
-    first = next((w for w, layer in zip(of_layers, plan.layers, strict=True) if layer.rotary_dim), of_layers[0])
-    others = {str(i): widths for i, widths in enumerate(of_layers) if widths != first}
-    return first | ({"per_layer_config": others} if others else {})
+    first = next((layer for layer in plan.layers if layer.rotary_dim), plan.layers[0])
 
+    def widths_of(layer: RotaryLayer) -> dict[str, int]:
+        width = layer.rotary_dim or first.rotary_dim
+        latent = {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
+        return latent if plan.part == "last" else {"head_dim": layer.head_dim}
 
-def _widths_of(layer: RotaryLayer, part: str, width: int) -> dict[str, int]:
-    """The widths of a layer's heads, of which `width` features may rotate."""
-    if part == "first":
-        return {"head_dim": layer.head_dim}
-    return {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
+    usual = widths_of(first)
+    others = {str(i): widths for i, layer in enumerate(plan.layers) if (widths := widths_of(layer)) != usual}
+    return usual | ({"per_layer_config": others} if others else {})
 
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     """The rope settings, by layer type if there are several, and which layers have none."""
     distinct = list(dict.fromkeys(layer.settings for layer in layers if layer.settings))
     dicts = [{k: list(v) if isinstance(v, tuple) else v for k, v in settings} for settings in distinct]
-    lengths = [d.pop(MAXIMUM) for d in dicts if MAXIMUM in d]
+    lengths = [each.pop(MAXIMUM) for each in dicts if MAXIMUM in each]
     outside = {MAXIMUM: lengths[-1]} if lengths else {}
     if len(dicts) > 1:
         names = {settings: f"rope_{i}" for i, settings in enumerate(distinct)}
