@@ -59,7 +59,7 @@ _WIDTHS: dict[str, dict[str, Callable[[int], int]]] = {
     "llama4_text": {"attention_chunk_size": int},
     "mimo_v2_flash": {"sliding_window_size": lambda n: n + 1, "sliding_window": int},
     "modernbert": {"local_attention": int},
-    "modernbert-decoder": {"local_attention": lambda n: n // 2},  # whatever sliding_window says
+    "modernbert-decoder": {"sliding_window": int, "local_attention": lambda n: n // 2},
     "recurrent_gemma": {"attention_window_size": int},
 }
 # Windows that look both ways, by their width.
@@ -143,7 +143,7 @@ def _kinds(config: Config, model_type: str, width: int, layers: Sequence[RotaryL
     kinds = [renamed.get(name, name) for name in layer_types(config, len(layers))]
     if width == 0 or values.get("layer_types") or values.get("layers_block_type"):
         return kinds
-    everywhere = model_type in _WINDOWED_FULL or model.takes("sliding_window") and not model.takes("layer_types")
+    everywhere = model_type == "recurrent_gemma" or model.takes("sliding_window") and not model.takes("layer_types")
     windowed = _WINDOWED.get(model_type, lambda *_: everywhere)
     bound = config.get_number("max_window_layers") if model.takes("max_window_layers") else 0
     return [

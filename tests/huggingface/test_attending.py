@@ -59,7 +59,7 @@ CASES = {
         0.125,
     ),
     "modernbert-decoder": (
-        {"local_attention": 10, "sliding_window": 7, "num_attention_heads": 1, "hidden_size": 64} | RELEASE,
+        {"local_attention": 10, "num_attention_heads": 1, "hidden_size": 64} | RELEASE,
         [FULL, SLIDING, SLIDING, FULL],
         [NO_WINDOW, (4, None), (4, None), NO_WINDOW],
         0.125,
