@@ -23,32 +23,20 @@ POSITIONS = "position_embedding_type"
 RAW = "rope_scaling", "rope_parameters"
 # What per_layer_config may set for a layer.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
-# Flags in files whose code does not read them, and what they must be: whether some layers have positions, or False.
-_ROTATES, _NEVER = "rotates", "never"
+# Flags that code does not read, by what they say: that some layers rotate, that none does, or what no code here does.
 _FLAGS = {
-    **dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), _ROTATES),
-    **dict.fromkeys("nope use_nope mla_use_nope".split(), "does not rotate"),
+    **dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), True),
+    **dict.fromkeys("nope use_nope mla_use_nope".split(), False),
     **dict.fromkeys(
-        "alibi use_alibi use_mrope use_dynamic_ntk use_logn_attn use_fope position_embedding_xdrope".split(), _NEVER
+        "alibi position_embedding_xdrope use_alibi use_dynamic_ntk use_fope use_logn_attn use_mrope".split(), None
     ),
 }
 HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
 LAYOUT_FLAGS = "rope_interleave", "rope_interleaved", "rotary_emb_interleaved", "rope_traditional", "interleaved"
 # Keys that are read in, or make no difference to, the config of every model_type.
-_COMMON = frozenset(
-    {
-        *RAW,
-        *_FLAGS,
-        *LAYOUT_FLAGS,
-        POSITIONS,
-        VERSION,
-        "rope_theta",
-        "partial_rotary_factor",
-        "model_type",
-        "layer_types",
-    }
-    | {"head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", ORIGINAL}
-    | {"num_key_value_heads", "per_layer_config", "rotary_dim", "rope_dim"}
+_COMMON = frozenset((*RAW, *_FLAGS, *LAYOUT_FLAGS, POSITIONS, VERSION, ORIGINAL)).union(
+    "model_type hidden_size num_attention_heads num_key_value_heads head_dim num_hidden_layers layer_types "
+    "per_layer_config max_position_embeddings rope_theta partial_rotary_factor rotary_dim rope_dim".split()
 )
 
 
@@ -83,30 +71,24 @@ class Config(Values):
     @property
     def latent(self) -> bool:
         """Whether attention is latent: only the last features of queries and keys have positions."""
-        if "qk_rope_head_dim" not in self.model.reads:
-            return self.model.latent is not None
-        width = self.get("qk_rope_head_dim")
-        return width is not None and not (isinstance(width, int) and width == 0)  # checked where it is read
+        return self.model.latent is not None and bool(self.model_type or self.look_up("qk_rope_head_dim"))
 
     def reject_unknown_keys(self) -> None:
         """Raises for a key that speaks of positions, or is near one that is read, and that the class does not take."""
         model = self.model
-        known = {*_COMMON, *model.keys, *model.reads, *model.names.values()}
-        known |= {"qk_nope_head_dim", "qk_rope_head_dim"} if model.latent else set()
-        known |= {"index_head_dim", "indexer_head_dim"} if model.indexer else set()
         matters = speaks_of_positions if self.model_type else bool
-        self.reject_unknown(known, f"model_type {self.model_type!r}", matters, OTHER_KEYS | {*_FLAGS})
+        self.reject_unknown(_COMMON | model.reads, f"model_type {self.model_type!r}", matters, OTHER_KEYS | {*_FLAGS})
 
     def check_flags(self, rotates: bool) -> None:
         """Raises for a flag that the code does not read, and that contradicts it."""
         has = f"layers of model_type {self.model_type!r} have {'a rotary embedding' if rotates else 'no positions'}"
-        for name, kind in _FLAGS.items():
-            read = name in self.model.reads or name == "use_mrope" and self.model.sections is not None
-            if self.look_up(name) and not read:
-                usual = kind != _NEVER and rotates == (kind == _ROTATES)
+        is_read = {"use_mrope": self.model.sections is not None, "use_logn_attn": self.model.query_scale == "logn"}
+        for name, rotation in _FLAGS.items():
+            if self.look_up(name) and not is_read.get(name):
+                usual = rotates is rotation
                 require(self.get_flag(name) == usual, "{} = {} contradicts the code: {}", name, not usual, has)
         name = self.get_string(POSITIONS)
-        if name is not None and POSITIONS not in {*self.model.reads, *self.model.keys}:
+        if name is not None and POSITIONS not in self.model.reads:
             usual_names = {"rope", "rotary", "rope_gptj"} if rotates else {"nope"}
             require(name.lower() in usual_names, "{} = {!r:.60} contradicts the code: {}", POSITIONS, name, has)
 
@@ -142,7 +124,7 @@ def with_class_values(values: Mapping[str, Any], model: Model) -> dict[str, Any]
             check_agreement(Values(result).look_up(other, name))
             result[name] = result.pop(other)
     for name in ("layer_types", "layers_block_type"):
-        if not model.takes(name):
+        if name not in model.reads:
             result.pop(name, None)
     defaults = dict(model.defaults)
     if Values(result).look_up(*(name for name in HEAD_DIMS[1:] if name in model.reads)):

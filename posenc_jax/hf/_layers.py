@@ -56,9 +56,9 @@ def _written_types(config: Config, count: int) -> list[str] | None:
 
 def _listed_types(config: Config, count: int) -> list[str] | None:
     """The types by a list of the layers with full attention, or of blocks that repeat."""
-    names = [name for name in ("attn_layer_indices", "full_attn_idxs") if config.model.takes(name)]
+    names = [name for name in ("attn_layer_indices", "full_attn_idxs") if name in config.model.reads]
     full = config.get_list(*names) if names else None
-    blocks = config.get_list("block_types") if config.model.takes("block_types") else None
+    blocks = config.get_list("block_types") if "block_types" in config.model.reads else None
     if blocks:  # RecurrentGemma
         blocks = [checks.one_of("block_types", block, ("recurrent", "attention")) for block in blocks]
         full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
@@ -70,11 +70,11 @@ def _listed_types(config: Config, count: int) -> list[str] | None:
 
 def _types_by_pattern(config: Config, count: int) -> list[str]:
     """The types by the model's pattern; "full_attention" without one."""
-    pattern, default = config.model.pattern, config.model.default_type
-    if default is None:
+    pattern = config.model.pattern
+    if pattern is None:
         raise invalid("layer_types is missing")
-    if pattern is None or _all_without_window(config):
-        return [default] * count
+    if isinstance(pattern, str) or _all_without_window(config):
+        return [pattern if isinstance(pattern, str) else "full_attention"] * count
     period = config.get_integer(pattern.key, default=pattern.period) if pattern.key else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
     return [_LEGACY.get(name, name) for name in (pattern.full if x else pattern.other for x in full)]
@@ -105,7 +105,7 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
     flags = _no_rope_flags(config, count)
     name = "cross_attention_layers"
     cross_attention = _layer_indices(
-        name, config.get_list(name) or () if config.model.takes(name) else (), count
+        name, config.get_list(name) or () if name in config.model.reads else (), count
     )  # these layers have no positions
     if config.model.never_rotates or not _has_positions(config):
         result = [False] * count
@@ -116,17 +116,14 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
 
 def _no_rope_flags(config: Config, count: int) -> list[bool]:
     """Whether each layer has positions, by no_rope_layers or no_rope_layer_interval."""
-    if config.model.no_rope_interval is None:
-        return [True] * count
-    # The list wins: transformers writes an interval even if it contradicts the list.
-    flags, interval = config.get_list("no_rope_layers"), config.get("no_rope_layer_interval")
-    if flags:
+    flags = config.get_list("no_rope_layers")
+    if flags:  # it wins: transformers writes an interval even if it contradicts the list
         fits = len(flags) == count and all(flag in (0, 1) for flag in flags)
         require(fits, "no_rope_layers must hold {} times 0 or 1, got {!r:.60}", count, list(flags))
         return [bool(flag) for flag in flags]
-    name, default = "no_rope_layer_interval", config.model.no_rope_interval or None
-    period = config.default_unless_null(default, name) if interval is None else checks.positive_int(name, interval)
-    return [not period or (i + 1) % period != 0 for i in range(count)]
+    name = "no_rope_layer_interval"
+    period = config.get(name, default=config.model.defaults.get(name))
+    return [period is None or (i + 1) % checks.positive_int(name, period) != 0 for i in range(count)]
 
 
 def _has_positions(config: Config) -> bool:

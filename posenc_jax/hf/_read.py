@@ -97,18 +97,16 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     values = rewritten(with_class_values(values, model))
     model = model_of(values)
     spellings = rope_settings(values)
-    if len(spellings) == 1:
-        return _plan(values, model, spellings[0], layout, length)
     try:
-        plan, other = (_plan(values, model, settings, layout, length) for settings in spellings)
+        plans, reason = [_plan(values, model, settings, layout, length) for settings in spellings], ""
     except ValueError as error:
-        plan, other, reason = None, 0, f" ({str(error).removeprefix(prefixed(''))})"
-    else:
-        reason = ""
+        if len(spellings) == 1:
+            raise
+        plans, reason = [], f" ({str(error).removeprefix(prefixed(''))})"
     shown = (f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
     message = "{} contradicts {}{}: write all settings into one of them, the base of the model too"
-    require(plan == other, message, *shown, reason)
-    return other  # of rope_parameters
+    require(plans and plans[0] == plans[-1], message, *shown, reason)
+    return plans[-1]
 
 
 def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:

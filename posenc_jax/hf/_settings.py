@@ -9,6 +9,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW, VERSION, Config
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
+from posenc_jax.hf._models import Pattern
 from posenc_jax.hf._rope import SHARES, rope_type_of
 from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping, parse_string_mapping
 
@@ -62,7 +63,7 @@ def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict
 def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
     """Settings that have an entry for each layer type."""
     result = {layer_type: _settings_of_type(config, settings, layer_type, types) for layer_type in settings.values}
-    has_types = config.look_up("layer_types", "layers_block_type") or config.model.pattern
+    has_types = config.look_up("layer_types", "layers_block_type") or isinstance(config.model.pattern, Pattern)
     message = "layer_types is missing, and {} has settings for {}"
     require(has_types or result.keys() <= set(types), message, settings.name, sorted(result))
     _check_types(config, types, result)
