@@ -12,7 +12,6 @@ from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import (
     Values,
     check_agreement,
-    parse_string_mapping,
     reject_refused,
     speaks_of_positions,
 )
@@ -21,6 +20,12 @@ ORIGINAL = "original_max_position_embeddings"
 VERSION = "transformers_version"
 POSITIONS = "position_embedding_type"
 RAW = "rope_scaling", "rope_parameters"
+HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
+# Keys that only some classes read, which others may have and ignore.
+_OF_SOME = (
+    *HEAD_DIMS[1:],
+    *"layer_types layers_block_type attn_layer_indices full_attn_idxs block_types cross_attention_layers".split(),
+)
 # What per_layer_config may set for a layer.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
 # Flags that code does not read, by what they say: that some layers rotate, that none does, or what no code here does.
@@ -31,7 +36,6 @@ _FLAGS = {
         "alibi position_embedding_xdrope use_alibi use_dynamic_ntk use_fope use_logn_attn use_mrope".split(), None
     ),
 }
-HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
 LAYOUT_FLAGS = "rope_interleave", "rope_interleaved", "rotary_emb_interleaved", "rope_traditional", "interleaved"
 # Keys that are read in, or make no difference to, the config of every model_type.
 _COMMON = frozenset((*RAW, *_FLAGS, *LAYOUT_FLAGS, POSITIONS, VERSION, ORIGINAL)).union(
@@ -117,18 +121,14 @@ def model_of(values: Mapping[str, Any]) -> Model:
 
 
 def with_class_values(values: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The config under the names that its class maps to, with the class's values for keys that it leaves out."""
-    result = dict(values)
+    """The keys that the class reads, under the names that it maps to, with its values for those that are left out."""
+    result = {key: value for key, value in values.items() if key in model.reads or key not in _OF_SOME}
     for name, other in model.names.items():
         if result.get(other) is not None:
             check_agreement(Values(result).look_up(other, name))
             result[name] = result.pop(other)
-    for name in ("layer_types", "layers_block_type"):
-        if name not in model.reads:
-            result.pop(name, None)
-    defaults = dict(model.defaults)
-    if Values(result).look_up(*(name for name in HEAD_DIMS[1:] if name in model.reads)):
-        defaults.pop(HEAD_DIMS[0], None)
+    has_head_dim = Values(result).look_up(*HEAD_DIMS[1:])
+    defaults = {key: value for key, value in model.defaults.items() if not (has_head_dim and key == HEAD_DIMS[0])}
     return defaults | result
 
 
@@ -138,9 +138,7 @@ def layer_overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
     for index, values in config.get_mapping("per_layer_config").values.items():
         fits = str(index).isdecimal() and int(index) < count and isinstance(values, Mapping)
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
-        name = f"per_layer_config.{index}"
-        Values(parse_string_mapping(name, values), name).reject_unknown(
-            _LAYER_WIDTHS, "rotary_from_config", speaks_of_positions
-        )
+        of_layer = Values(values, f"per_layer_config.{index}")
+        of_layer.reject_unknown(_LAYER_WIDTHS, "rotary_from_config", speaks_of_positions)
         result[int(index)] = values
     return result

@@ -26,19 +26,12 @@ def widths_of(config: Config, layer_type: str) -> tuple[int, int]:
 
 
 def _head_dim_of(config: Config, layer_type: str) -> int:
-    model = config.model
-    names = HEAD_DIMS[0], *(name for name in HEAD_DIMS[1:] if name in model.reads)
-    name, spellings = config.spelling(*names), config.look_up(*names)
-    if spellings:
-        result = agreed_value(spellings)
-    else:
-        if not model.derives_head_dim:
-            config.default_unless_null(model.defaults.get("head_dim"), *names)
-        result = _hidden_per_head(config)
-    if layer_type == "full_attention" and "per_layer_config" not in config.values:  # it holds the widths that differ
-        for name, result in config.look_up("global_head_dim").items():
-            return checks.size(name, result)
-    return checks.size(name, result)
+    model, names = config.model, HEAD_DIMS
+    if layer_type == "full_attention" and config.look_up("global_head_dim"):
+        if "per_layer_config" not in config.values:  # it holds the widths that differ
+            names = ("global_head_dim",)
+    result = config.get(*names, default=None if model.derives_head_dim else model.defaults.get("head_dim"))
+    return checks.size(config.spelling(*names), _hidden_per_head(config) if result is None else result)
 
 
 def _hidden_per_head(config: Config) -> int:

@@ -56,15 +56,14 @@ def _written_types(config: Config, count: int) -> list[str] | None:
 
 def _listed_types(config: Config, count: int) -> list[str] | None:
     """The types by a list of the layers with full attention, or of blocks that repeat."""
-    names = [name for name in ("attn_layer_indices", "full_attn_idxs") if name in config.model.reads]
-    full = config.get_list(*names) if names else None
-    blocks = config.get_list("block_types") if "block_types" in config.model.reads else None
+    names = "attn_layer_indices", "full_attn_idxs"
+    full, blocks = config.get_list(*names), config.get_list("block_types")
     if blocks:  # RecurrentGemma
         blocks = [checks.one_of("block_types", block, ("recurrent", "attention")) for block in blocks]
         full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if full is None:
         return None
-    indices = _layer_indices(names[0] if names else "block_types", full, count)
+    indices = _layer_indices(config.spelling(*names), full, count)
     return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
 
 
@@ -97,19 +96,14 @@ def _layer_indices(name: str, indices: Sequence[Any], count: int) -> set[int]:
 
 def rotating(config: Config, types: list[str]) -> list[bool]:
     """Whether each layer has positions, by its type and by the keys outside the rope settings."""
-    count = len(types)
-    if config.model.sliding_only and not _all_without_window(config):
-        result = [layer_type == "sliding_attention" for layer_type in types]
+    model, count, name = config.model, len(types), "cross_attention_layers"
+    if model.sliding_only and not _all_without_window(config):
+        by_type = [layer_type == "sliding_attention" for layer_type in types]
     else:
-        result = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
-    flags = _no_rope_flags(config, count)
-    name = "cross_attention_layers"
-    cross_attention = _layer_indices(
-        name, config.get_list(name) or () if name in config.model.reads else (), count
-    )  # these layers have no positions
-    if config.model.never_rotates or not _has_positions(config):
-        result = [False] * count
-    result = [result[i] and flags[i] and i not in cross_attention for i in range(count)]
+        by_type = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
+    flags, cross_attention = _no_rope_flags(config, count), _layer_indices(name, config.get_list(name) or (), count)
+    has_positions = _has_positions(config) and not model.never_rotates
+    result = [has_positions and by_type[i] and flags[i] and i not in cross_attention for i in range(count)]
     config.check_flags(any(result))
     return result
 
@@ -138,7 +132,7 @@ def _has_positions(config: Config) -> bool:
 def bases_of(config: Config, count: int) -> list[float | None]:
     """The base of each layer by layer_rope_theta: 0 for a layer without positions, None if there is no list."""
     key = "layer_rope_theta"
-    bases = config.get_list(key) if key in config.model.reads else None
+    bases = config.get_list(key)
     if bases is None:
         return [None] * count
     numbers = [checks.number(key, 0 if base is None else base) for base in bases]

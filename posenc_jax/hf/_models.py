@@ -144,33 +144,23 @@ def _bases(settings: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, 
     return result if result.keys() == settings.keys() else {}
 
 
-def _all(types: str, *, usual: str = _USUAL_KEYS, also: str = "", **by_hand: Any) -> dict[str, Model]:
-    """Several types: the facts of their classes, and these; their code reads the keys `usual` and `also` too.
-
-    A default of None removes that of the class.
-    """
-    result = {}
-    for name in types.split():
-        facts = _of_release(name)
-        model = facts | by_hand
-        names = model["names"] = {**facts.get("names", {}), **by_hand.get("names", {})}
-        model["reads"] = frozenset((*usual.split(), *also.split(), *facts["reads"], *names.values()))
-        defaults = {**facts.get("defaults", {}), **by_hand.get("defaults", {})}
-        model["defaults"] = {key: value for key, value in defaults.items() if value is not None}
-        result[name] = Model(**model)
-    return result
-
-
-def _head(head_dim: int) -> Any:
-    return {"defaults": {"head_dim": head_dim}}
+def _model(name: str, *, usual: str = _USUAL_KEYS, also: str = "", **by_hand: Any) -> Model:
+    """The facts of a class, and those by hand."""
+    facts = _of_release(name)
+    names, defaults = ({**facts.get(key, {}), **by_hand.get(key, {})} for key in ("names", "defaults"))
+    reads = frozenset((*usual.split(), *also.split(), *facts["reads"], *names.values()))
+    defaults = {key: value for key, value in defaults.items() if value is not None}
+    return Model(**facts | by_hand | {"names": names, "defaults": defaults, "reads": reads})
 
 
 _NEOX = "rotary_emb_base rotary_pct"
 _SPARSE = "compressed_sparse_attention", "heavily_compressed_attention"
 
-MODELS: dict[str, Model] = {
+# Facts by hand, of the types that a row names. Their code reads the keys `usual` and `also` beside those of the class;
+# a default of None removes that of the class.
+_GROUPS: dict[str, dict[str, Any]] = {
     # nothing more than the class says
-    **_all(
+    (
         "afmoe apertus apertus1p5_text arcee aria_text axk1 bailing_hybrid bitnet blt_global_transformer "
         "blt_local_decoder blt_local_encoder blt_patcher chameleon cohere2 cosmos3_edge_text csm "
         "csm_depth_decoder_model cwm dbrx deepseek_ocr2_encoder deepseek_v2 deepseek_v3 dia_decoder dia_encoder "
@@ -190,155 +180,156 @@ MODELS: dict[str, Model] = {
         "qwen3_omni_moe_text roformer sarvam_mla sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 "
         "t5_gemma_module t5gemma2_decoder t5gemma2_text ultrabert vaultgemma voxtral_realtime_encoder "
         "voxtral_realtime_text youtu zaya"
-    ),
+    ): {},
     # the base, in one release and in another
-    **_all("falcon_h1 kyutai_speech_to_text", changed_default=ChangedDefault("5.0", 1e5)),
-    **_all("exaone", changed_default=ChangedDefault("5.24", 1e4)),
-    **_all("persimmon", changed_default=ChangedDefault("5.0", 25_000.0)),
-    **_all("cohere", changed_default=ChangedDefault("5.0", 1e4)),
+    "falcon_h1 kyutai_speech_to_text": {"changed_default": ChangedDefault("5.0", 1e5)},
+    "exaone": {"changed_default": ChangedDefault("5.24", 1e4)},
+    "persimmon": {"changed_default": ChangedDefault("5.0", 25_000.0)},
+    "cohere": {"changed_default": ChangedDefault("5.0", 1e4)},
     # keys
-    **_all("hunyuan_v1_dense hunyuan_v1_moe", also="alpha"),
-    **_all("ernie4_5 ernie4_5_moe", also="rope_reorder fuse_rope"),
-    **_all("nemotron", also="rope_percent rope_percentage"),
-    **_all("deepseek_ocr2_text unlimited_ocr_text", also="qk_rope_head_dim qk_nope_head_dim use_mla"),
-    **_all("nanochat", also="rope_backward"),
-    **_all("recurrent_gemma", names={"block_types": "_block_types"}),
-    **_all("bamba", usual="rope_theta", also="attn_rotary_emb"),
-    **_all("lfm2 lfm2_moe", also="full_attn_idxs theta use_pos_enc"),
-    **_all("lfm3", also="full_attn_idxs"),
-    **_all("codegen gpt_neox gpt_neox_japanese gptj", usual=""),
-    **_all("nomic_bert", usual="rope_theta", also="rotary_emb_base rotary_emb_fraction"),
-    **_all("jetmoe", usual="rope_theta"),
-    **_all("nemotron_h", usual="", also="attention_head_dim"),
+    "hunyuan_v1_dense hunyuan_v1_moe": {"also": "alpha"},
+    "ernie4_5 ernie4_5_moe": {"also": "rope_reorder fuse_rope"},
+    "nemotron": {"also": "rope_percent rope_percentage"},
+    "deepseek_ocr2_text unlimited_ocr_text": {"also": "qk_rope_head_dim qk_nope_head_dim use_mla"},
+    "nanochat": {"also": "rope_backward"},
+    "recurrent_gemma": {"names": {"block_types": "_block_types"}},
+    "bamba": {"usual": "rope_theta", "also": "attn_rotary_emb"},
+    "lfm2 lfm2_moe": {"also": "full_attn_idxs theta use_pos_enc"},
+    "lfm3": {"also": "full_attn_idxs"},
+    "codegen gpt_neox gpt_neox_japanese gptj": {"usual": ""},
+    "nomic_bert": {"usual": "rope_theta", "also": "rotary_emb_base rotary_emb_fraction"},
+    "jetmoe": {"usual": "rope_theta"},
+    "nemotron_h": {"usual": "", "also": "attention_head_dim"},
     # the share of rope settings without one
-    **_all("moonshine_streaming nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp", partial=1.0),
-    **_all("step3p5", also="yarn_only_types use_rope_layers", bases={}),
-    **_all(
-        "mimo_v2 mimo_v2_flash",
-        also="swa_rope_theta",
-        partial=0.334,
-        whole_if_scaled=True,
-        nested=True,
-        bases={_FULL: ("rope_theta", 5e6), _SLIDING: ("swa_rope_theta", 1e4)},
-        **_head(192),
-    ),
-    **_all("molmo2_text", nested=None),
+    "moonshine_streaming nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp": {"partial": 1.0},
+    "step3p5": {"also": "yarn_only_types use_rope_layers", "bases": {}},
+    "mimo_v2 mimo_v2_flash": {
+        "also": "swa_rope_theta",
+        "partial": 0.334,
+        "whole_if_scaled": True,
+        "nested": True,
+        "bases": {_FULL: ("rope_theta", 5e6), _SLIDING: ("swa_rope_theta", 1e4)},
+        "defaults": {"head_dim": 192},
+    },
+    "molmo2_text": {"nested": None},
     # layers without positions
-    **_all(
-        "exaone4_5_text",
-        sliding_only=True,
-        all_without_window=True,
-        pattern=Pattern(4, "sliding_window_pattern"),
-    ),
-    **_all("cohere2_moe muse_glimmer_text muse_spark_text", sliding_only=False),
-    **_all("zamba2", usual="rope_theta", defaults={"attention_head_dim": None}),
-    **_all("llama4_text", names={"no_rope_layer_interval": "nope_layer_interval"}, query_scale="llama4"),
+    "exaone4_5_text": {
+        "sliding_only": True,
+        "all_without_window": True,
+        "pattern": Pattern(4, "sliding_window_pattern"),
+    },
+    "cohere2_moe muse_glimmer_text muse_spark_text": {"sliding_only": False},
+    "zamba2": {"usual": "rope_theta", "defaults": {"attention_head_dim": None}},
+    "llama4_text": {"names": {"no_rope_layer_interval": "nope_layer_interval"}, "query_scale": "llama4"},
     # a spectrum for each layer type
-    **_all("modernbert", scaled_types=(_FULL, _SLIDING)),
-    **_all(
-        "modernbert-decoder",
-        scaled_types=(_FULL, _SLIDING),
-        changed_default=ChangedDefault("5.0", 160_000.0, "local_rope_theta"),
-    ),
-    **_all(
-        "olmo3",
-        bases={_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)},
-        changed_default=ChangedDefault("5.13", 1e4),
-    ),
-    **_all(
-        "dots3_note_text",
-        also="swa_qk_nope_head_dim swa_head_dim",
-        settings={},
-        bases={_SLIDING: ("swa_rope_theta", 5e4), _FULL: ("rope_theta", 8e7), _INDEXED: ("rope_theta", 8e7)},
-        latent="unscaled",
-        indexer=Indexer("interleaved", 128),
-    ),
-    **_all("neomme", sections=(), interleaved_sections=True),
-    **_all("beam", query_scale="beam"),
+    "modernbert": {"scaled_types": (_FULL, _SLIDING)},
+    "modernbert-decoder": {
+        "scaled_types": (_FULL, _SLIDING),
+        "changed_default": ChangedDefault("5.0", 160_000.0, "local_rope_theta"),
+    },
+    "olmo3": {
+        "bases": {_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)},
+        "changed_default": ChangedDefault("5.13", 1e4),
+    },
+    "dots3_note_text": {
+        "also": "swa_qk_nope_head_dim swa_head_dim",
+        "settings": {},
+        "bases": {_SLIDING: ("swa_rope_theta", 5e4), _FULL: ("rope_theta", 8e7), _INDEXED: ("rope_theta", 8e7)},
+        "latent": "unscaled",
+        "indexer": Indexer("interleaved", 128),
+    },
+    "neomme": {"sections": (), "interleaved_sections": True},
+    "beam": {"query_scale": "beam"},
     # latent attention
-    **_all("longcat_flash", defaults={"num_hidden_layers": None}),
-    **_all(
-        "AXK1 kimi_k2",
-        layout="interleaved",
-        latent="scaled",
-        also="rope_interleave qk_nope_head_dim qk_rope_head_dim",
-    ),
-    **_all("axk2", indexer=Indexer("half", 128)),
+    "longcat_flash": {"defaults": {"num_hidden_layers": None}},
+    "AXK1 kimi_k2": {
+        "layout": "interleaved",
+        "latent": "scaled",
+        "also": "rope_interleave qk_nope_head_dim qk_rope_head_dim",
+    },
+    "axk2": {"indexer": Indexer("half", 128)},
     # vLLM reads indexer_rope_interleave, which GLM-5 has under this model_type too; transformers does not.
-    **_all("deepseek_v32", also="indexer_rope_interleave", indexer=Indexer("half", 128)),
-    **_all("glm_moe_dsa", also="indexer_rope_interleave", indexer=Indexer("interleaved", 128)),
-    **_all(
-        "mistral_large4_text",
-        also="learned_log_factor query_scales indexer_query_scales",
-        settings=FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
-        defaults={"no_rope_layer_interval": 4},
-        indexer=Indexer("interleaved", 128),
-    ),
-    **_all("hy_v4", also="indexer_part", indexer=Indexer("half", 128)),
-    **_all("hy_v4_vl_text", also="indexer_part", indexer=Indexer("interleaved", 128)),
-    **_all(
-        "deepseek_v4",
-        latent="unscaled",
-        also="rope_on_values indexer_part compress_ratios compress_rates",
-        indexer=Indexer("interleaved", 128),
-        bases={_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
-        scaled_types=_SPARSE,
-        settings={},
-        defaults={"qk_rope_head_dim": None},
-    ),
-    **_all(
-        "minimax_m3_vl_text",
-        defaults={"index_head_dim": None, "rotary_dim": None},
-        indexer=Indexer("half", 128),
-    ),
-    **_all("ministral3 mistral4", query_scale="beta"),
+    "deepseek_v32": {"also": "indexer_rope_interleave", "indexer": Indexer("half", 128)},
+    "glm_moe_dsa": {"also": "indexer_rope_interleave", "indexer": Indexer("interleaved", 128)},
+    "mistral_large4_text": {
+        "also": "learned_log_factor query_scales indexer_query_scales",
+        "settings": FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
+        "defaults": {"no_rope_layer_interval": 4},
+        "indexer": Indexer("interleaved", 128),
+    },
+    "hy_v4": {"also": "indexer_part", "indexer": Indexer("half", 128)},
+    "hy_v4_vl_text": {"also": "indexer_part", "indexer": Indexer("interleaved", 128)},
+    "deepseek_v4": {
+        "latent": "unscaled",
+        "also": "rope_on_values indexer_part compress_ratios compress_rates",
+        "indexer": Indexer("interleaved", 128),
+        "bases": {_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
+        "scaled_types": _SPARSE,
+        "settings": {},
+        "defaults": {"qk_rope_head_dim": None},
+    },
+    "minimax_m3_vl_text": {"defaults": {"index_head_dim": None, "rotary_dim": None}, "indexer": Indexer("half", 128)},
+    "ministral3 mistral4": {"query_scale": "beta"},
     # positions of several coordinates
-    **_all("ernie4_5_vl_moe_text", also="mrope_alternating"),
-    **_all("qwen3_vl_text qwen3_vl_moe_text", changed_default=ChangedDefault("5.0", 5e6)),
-    **_all("cohere_compass_text", null_settings=True),
-    **_all("qwen4_exp_text", indexer=Indexer("half")),
+    "ernie4_5_vl_moe_text": {"also": "mrope_alternating"},
+    "qwen3_vl_text qwen3_vl_moe_text": {"changed_default": ChangedDefault("5.0", 5e6)},
+    "cohere_compass_text": {"null_settings": True},
+    "qwen4_exp_text": {"indexer": Indexer("half")},
     # not in transformers: as in the code with which the models were published
-    **_all(
+    (
         "aquila baichuan deepseek Dream dream internlm internlm2 mimo minicpm orion PanguEmbedded RefinedWeb "
         "RefinedWebModel sdar_moe solar xverse Yi"
-    ),
-    **_all(
-        "deci internlmxcomposer2 minicpmo minicpmv nemotron-nas nemotron_nas qwen2_mtp qwen2_mtp_sensevoice", theta=None
-    ),
-    **_all("llada", also="rope_full_precision alibi_bias_max block_type"),
-    **_all("molmo", also="use_position_ids", theta=None),
-    **_all(
-        "openelm",
-        also="rope_max_length",
-        names={"rope_theta": "rope_freq_constant", "num_hidden_layers": "num_transformer_layers"},
-    ),
-    **_all("phi3small", also="rope_position_scale", names={"rope_theta": "rope_embedding_base"}, theta=1e6),
-    **_all("phi3_v phi4 phi4mm", partial=1.0, defaults={"original_max_position_embeddings": 4096}),
-    **_all("gpt_neox_reward_model", usual=_NEOX, partial=0.25),
-    **_all("minimax_m3", also="index_head_dim", theta=5e6, partial=1.0, indexer=Indexer("half", 128), **_head(128)),
-    **_all("sdar", **_head(128)),
-    **_all("iquestloopcoder", theta=5e5),
-    **_all("step3_text", theta=5e5, **_head(256)),
-    **_all("hunyuan", usual="rope_theta", also="attention_head_dim alpha"),
-    **_all("bailing_moe bailing_moe_v2", also="rotary_dim", theta=None, partial=1.0),
-    **_all("minimax_m1 minimax_text_01", also="rotary_dim", theta=None, partial=1.0, **_head(128)),
-    **_all("phi-msft", usual="rope_theta", also="rotary_dim flash_rotary", partial=1.0, defaults={"rotary_dim": 32}),
-    **_all("stablelm_epoch", also="rotary_scaling_factor", names={"partial_rotary_factor": "rope_pct"}, partial=0.25),
-    **_all(
-        "chatglm",
-        layout="interleaved",
-        also="kv_channels rope_ratio original_rope position_encoding_2d interleaved_qkv",
-        names={"partial_rotary_factor": "rotary_percent"},
-        partial=0.5,
-    ),
-    **_all(
-        "qwen",
-        usual=_NEOX,
-        also="kv_channels use_logn_attn use_dynamic_ntk",
-        partial=1.0,
-        query_scale="logn",
-    ),
+    ): {},
+    "deci internlmxcomposer2 minicpmo minicpmv nemotron-nas nemotron_nas qwen2_mtp qwen2_mtp_sensevoice": {
+        "theta": None
+    },
+    "llada": {"also": "rope_full_precision alibi_bias_max block_type"},
+    "molmo": {"also": "use_position_ids", "theta": None},
+    "openelm": {
+        "also": "rope_max_length",
+        "names": {"rope_theta": "rope_freq_constant", "num_hidden_layers": "num_transformer_layers"},
+    },
+    "phi3small": {"also": "rope_position_scale", "names": {"rope_theta": "rope_embedding_base"}, "theta": 1e6},
+    "phi3_v phi4 phi4mm": {"partial": 1.0, "defaults": {"original_max_position_embeddings": 4096}},
+    "gpt_neox_reward_model": {"usual": _NEOX, "partial": 0.25},
+    "minimax_m3": {
+        "also": "index_head_dim",
+        "theta": 5e6,
+        "partial": 1.0,
+        "indexer": Indexer("half", 128),
+        "defaults": {"head_dim": 128},
+    },
+    "sdar": {"defaults": {"head_dim": 128}},
+    "iquestloopcoder": {"theta": 5e5},
+    "step3_text": {"theta": 5e5, "defaults": {"head_dim": 256}},
+    "hunyuan": {"usual": "rope_theta", "also": "attention_head_dim alpha"},
+    "bailing_moe bailing_moe_v2": {"also": "rotary_dim", "theta": None, "partial": 1.0},
+    "minimax_m1 minimax_text_01": {"also": "rotary_dim", "theta": None, "partial": 1.0, "defaults": {"head_dim": 128}},
+    "phi-msft": {
+        "usual": "rope_theta",
+        "also": "rotary_dim flash_rotary",
+        "partial": 1.0,
+        "defaults": {"rotary_dim": 32},
+    },
+    "stablelm_epoch": {
+        "also": "rotary_scaling_factor",
+        "names": {"partial_rotary_factor": "rope_pct"},
+        "partial": 0.25,
+    },
+    "chatglm": {
+        "layout": "interleaved",
+        "also": "kv_channels rope_ratio original_rope position_encoding_2d interleaved_qkv",
+        "names": {"partial_rotary_factor": "rotary_percent"},
+        "partial": 0.5,
+    },
+    "qwen": {
+        "usual": _NEOX,
+        "also": "kv_channels use_logn_attn use_dynamic_ntk",
+        "partial": 1.0,
+        "query_scale": "logn",
+    },
 }
+MODELS = {name: _model(name, **by_hand) for names, by_hand in _GROUPS.items() for name in names.split()}
 # Keys that some class or published file has, which are no misspellings.
 OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("keys", ())).union(
     "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa "

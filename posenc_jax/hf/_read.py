@@ -118,7 +118,7 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
     depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
     length = length if depends_on_length else None
     indexer = _indexer(config, layers, length)
-    rotates_values = "rope_on_values" in config.model.reads and config.get_flag("rope_on_values")
+    rotates_values = config.get_flag("rope_on_values")
     softmax_scale = _softmax_scale(completed)
     layers = with_attention(config, layers, softmax_scale)
     part = "last" if config.latent and completed else "first"
@@ -127,23 +127,18 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:
     """The plan of sparse attention's indexer: the spectra of the layers, in heads of its own width."""
-    names, flag, reads = ("index_head_dim", "indexer_head_dim"), "indexer_rope_interleave", config.model.reads
-    part = config.get("indexer_part", default="first") if "indexer_part" in reads else "first"
-    part, facts = checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
-    if not facts:
+    names, facts = ("index_head_dim", "indexer_head_dim"), config.model.indexer
+    head_dim = config.get(*names, default=facts.head_dim) if facts else None
+    if facts is None or head_dim is None:
         return None
-    name, head_dim = config.spelling(*names), config.get(*names, default=facts.head_dim)
-    if head_dim is None:
-        return None
+    name, widest = config.spelling(*names), max(layer.rotary_dim for layer in layers)
     head_dim = checks.positive_int(name, head_dim)
-    layout = facts.layout
-    if flag in reads and config.look_up(flag):
-        layout = "interleaved" if config.get_flag(flag) else "half"
-    widest = max(layer.rotary_dim for layer in layers)
     require(head_dim >= widest, "{} must be at least {}, got {}", name, widest, head_dim)
-    narrowed = {layer: dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in set(layers)}
-    layers = with_written_scales(config, "indexer_query_scales", [narrowed[layer] for layer in layers])
-    return RotaryPlan(tuple(layers), layout, part, length=length)
+    part = checks.part("indexer_part", config.get("indexer_part", default="first"))
+    interleaved = config.get_flag("indexer_rope_interleave", default=facts.layout == "interleaved")
+    layers = [dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in layers]
+    layers = with_written_scales(config, "indexer_query_scales", layers)
+    return RotaryPlan(tuple(layers), "interleaved" if interleaved else "half", part, length=length)
 
 
 def _all_layers(config: Config, settings: Values, length: int | None) -> list[RotaryLayer]:
@@ -188,17 +183,16 @@ def _layout(config: Config, layout: Any) -> Layout:
     """Which features make a pair, as the caller, the model's code or the config says, in this order."""
     model, own = config.model, LAYOUT_FLAGS[0]
     # Where positions have coordinates, `interleaved` may be about these.
-    written = config.look_up(*LAYOUT_FLAGS[: None if model.sections is None else -1])
-    layouts: dict[str, Layout] = {name: "interleaved" if config.get_flag(name) else "half" for name in written}
+    names = LAYOUT_FLAGS if model.sections is None else LAYOUT_FLAGS[:-1]
+    interleaved: dict[str, Any] = {name: config.get_flag(name) for name in config.look_up(*names)}
     if layout is not None:
         return checks.layout("layout", layout)
-    if own not in model.reads or own not in layouts:
-        if own in model.reads:
-            config.default_unless_null(model.layout == "interleaved" or None, own)  # a null means halves
-        if model.layout:
-            layouts[f"the layout of model_type {config.model_type!r}"] = model.layout
-    require(layouts, 'layout must be given, "half" or "interleaved", for a config without a model_type')
-    return agreed_value(layouts, written=written)
+    if own in model.reads and own not in interleaved:
+        config.default_unless_null(model.layout == "interleaved" or None, own)  # a null means halves
+    if model.layout and not (own in model.reads and own in interleaved):
+        interleaved[f"that of model_type {config.model_type!r}"] = model.layout == "interleaved"
+    require(interleaved, 'layout must be given, "half" or "interleaved", for a config without a model_type')
+    return "interleaved" if agreed_value(interleaved) else "half"
 
 
 def _softmax_scale(completed: list[dict[str, Any]]) -> float:

@@ -51,7 +51,7 @@ REFUSED = {
     "an unknown key": ({"type": "linear", "factor": 2, "fcator": 3}, "the key rope_parameters.fcator = 3 is not read by rope_type 'linear'"),
     "an unused key": ({"rope_type": "linear", "factor": 2, "beta_fast": 32}, "beta_fast = 32 is not read by rope_type 'linear'"),
     "a missing key": ({"rope_type": "linear"}, "rope_parameters.factor is missing"),
-    "no type": ({"factor": 2.0}, "rope_parameters.rope_type is missing beside rope_parameters.factor"),
+    "no type": ({"factor": 2.0}, "rope_parameters.factor = 2.0 is not read by the rope_type 'default'"),
     "no maximum": ({"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings is missing"),
     "no length": ({"rope_type": "dynamic", **DYNAMIC}, "length must be given"),
     "a flag for a number": (
