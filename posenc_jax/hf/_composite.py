@@ -9,7 +9,7 @@ from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import ORIGINAL, RAW, VERSION
 from posenc_jax.hf._models import PARTS, canonical_type
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._values import Values, agreed_value, equal, near, parse_config, reject_refused, speaks_of_positions
+from posenc_jax.hf._values import Values, agreed_value, equal, parse_config, reject_refused, speaks_of_positions
 
 # The keys under which a composite config holds its language model.
 _TEXT_KEYS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
@@ -33,9 +33,7 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
     keys = dict.fromkeys((*_TEXT_KEYS, *languages, *_OLD_KEYS.get(model_type or "", ())))
     parts = {key: composite.values[key] for key in keys if composite.look_up(key)}
     if not parts:
-        for key, value in composite.values.items():
-            meant = near(key, keys) if isinstance(value, Mapping) else None
-            require(not meant, "the key {} = {!r:.60} is not read: is {} meant?", key, value, meant)
+        composite.reject_unknown(keys, "rotary_from_config", lambda key: False)
         tower = next(iter(composite.look_up("vision_config", "audio_config")), None)
         is_whole = not model_type or canonical_type(model_type) or model_type in REFUSED
         missing = not is_whole and (model_type in PARTS or tower and not composite.look_up("num_hidden_layers"))

@@ -22,9 +22,8 @@ POSITIONS = "position_embedding_type"
 RAW = "rope_scaling", "rope_parameters"
 HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
 # Keys that only some classes read, which others may have and ignore.
-_OF_SOME = (
-    *HEAD_DIMS[1:],
-    *"layer_types layers_block_type attn_layer_indices full_attn_idxs block_types cross_attention_layers".split(),
+_OF_SOME = {*HEAD_DIMS[1:], "global_head_dim", "layer_types", "layers_block_type"}.union(
+    "attn_layer_indices full_attn_idxs block_types cross_attention_layers".split()
 )
 # What per_layer_config may set for a layer.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
@@ -54,16 +53,16 @@ class Config(Values):
     @property
     def release(self) -> tuple[int, ...]:
         """The first two numbers of the release of transformers that the config is for; none if it names none."""
-        return _release(self.get_string(VERSION) or "")
+        match = re.match(r"\s*v?(\d+)\.(\d+)", self.get_string(VERSION) or "")
+        return tuple(map(int, match.groups())) if match else ()
 
     def default_in_release(self, key: str, default: float | None) -> float | None:
         """The default of a missing key in the config's release; raises if releases differ and it names none."""
         changed = self.model.changed_default
         if changed is None or changed.key != key:
             return default
-        version, since = self.get_string(VERSION) or "", _release(changed.since)
-        release = self.release
-        if release == since and "dev" in version:  # before the change or after it
+        release, since = self.release, tuple(map(int, changed.since.split(".")))
+        if release == since and "dev" in self.values[VERSION]:  # before the change or after it
             release = ()
         message = (
             "{} is missing; its default is {} since transformers {} and was {} before: write {}, or the release that "
@@ -92,15 +91,9 @@ class Config(Values):
                 usual = rotates is rotation
                 require(self.get_flag(name) == usual, "{} = {} contradicts the code: {}", name, not usual, has)
         name = self.get_string(POSITIONS)
-        if name is not None and POSITIONS not in self.model.reads:
+        if name is not None and (rotates or POSITIONS not in self.model.reads):
             usual_names = {"rope", "rotary", "rope_gptj"} if rotates else {"nope"}
             require(name.lower() in usual_names, "{} = {!r:.60} contradicts the code: {}", POSITIONS, name, has)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version; none if it has none."""
-    match = re.match(r"\s*v?(\d+)\.(\d+)", version)
-    return tuple(map(int, match.groups())) if match else ()
 
 
 def model_of(values: Mapping[str, Any]) -> Model:

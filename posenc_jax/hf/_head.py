@@ -9,7 +9,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import HEAD_DIMS, Config
 from posenc_jax.hf._rope import SHARES, default_share, rope_type_of
-from posenc_jax.hf._values import Values, agreed_value, check_agreement
+from posenc_jax.hf._values import Values, check_agreement
 
 _SHARE = SHARES[0]
 _WIDTHS = "rotary_dim", "attn_rotary_emb", "rope_dim"
@@ -43,9 +43,9 @@ def _hidden_per_head(config: Config) -> int:
 
 def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -> int:
     """How many features of a head rotate by these rope settings; `head_dim` and `width` come from `widths_of`."""
-    model, inside = config.model, settings.look_up(_SHARE)
-    outside = {} if settings.of_layer_type else config.look_up(*(x for x in SHARES if x in model.reads))
-    shares = inside | outside
+    reads, inside = config.model.reads, settings.look_up(_SHARE)
+    outside = {} if settings.of_layer_type else config.look_up(*SHARES)
+    shares = inside | {name: share for name, share in outside.items() if name in reads}
     if config.latent:
         for name, share in (shares | config.look_up(_SHARE)).items():  # a share of the head or of that width
             if width not in (_share_of(name, share, n) for n in (head_dim, width)):
@@ -53,14 +53,13 @@ def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -
         return width
     if rope_type_of(settings) == "proportional":  # its share selects frequencies, not features
         return head_dim
-    widths = _widths_by_share(shares, head_dim) | config.look_up(*(name for name in _WIDTHS if name in model.reads))
+    widths = _widths_by_share(shares, head_dim) | config.look_up(*(name for name in _WIDTHS if name in reads))
     default_name = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
-    if model.partial is None:
+    if config.model.partial is None:
         widths[default_name] = head_dim
-    result = agreed_value(widths) if widths else int(head_dim * default_share(settings, config))
-    name = next(iter(widths), default_name)
-    unread = () if settings.of_layer_type else (x for x in SHARES if x not in model.reads)
-    check_agreement({name: result} | _widths_by_share(config.look_up(*unread), head_dim) | config.look_up(*_WIDTHS))
+    widths = widths or {default_name: int(head_dim * default_share(settings, config))}
+    check_agreement(widths | _widths_by_share(outside, head_dim) | config.look_up(*_WIDTHS))
+    name, result = next(iter(widths.items()))
     return _parse_even("head_dim" if name == default_name else name, result, head_dim)
 
 

@@ -22,10 +22,10 @@ _LEGACY = {
 }  # fmt: skip
 
 
-def count_of(config: Values, names: Sequence[str] = COUNTS) -> int:
+def count_of(config: Values) -> int:
     """The number of layers."""
-    count = config.get_integer(*names)
-    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*names), count)
+    count = config.get_integer(*COUNTS)
+    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*COUNTS), count)
     return count
 
 
@@ -51,7 +51,7 @@ def _written_types(config: Config, count: int) -> list[str] | None:
     fits = len(types) == count and all(isinstance(name, str) for name in types)
     message = "{} must name the {} layers of num_hidden_layers, got {}: {!r:.60}"
     require(fits, message, config.spelling(*names), count, len(types), types)
-    return [_LEGACY.get(str(name), str(name)) for name in types]
+    return [_LEGACY.get(name) or name for name in types]
 
 
 def _listed_types(config: Config, count: int) -> list[str] | None:
@@ -76,7 +76,7 @@ def _types_by_pattern(config: Config, count: int) -> list[str]:
         return [pattern if isinstance(pattern, str) else "full_attention"] * count
     period = config.get_integer(pattern.key, default=pattern.period) if pattern.key else pattern.period
     full = [(i + pattern.phase) % period == 0 or (pattern.last and i == count - 1) for i in range(count)]
-    return [_LEGACY.get(name, name) for name in (pattern.full if x else pattern.other for x in full)]
+    return [pattern.full if x else pattern.other for x in full]
 
 
 def _all_without_window(config: Config) -> bool:
@@ -102,8 +102,8 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
     else:
         by_type = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
     flags, cross_attention = _no_rope_flags(config, count), _layer_indices(name, config.get_list(name) or (), count)
-    has_positions = _has_positions(config) and not model.never_rotates
-    result = [has_positions and by_type[i] and flags[i] and i not in cross_attention for i in range(count)]
+    without = model.never_rotates or POSITIONS in model.reads and config.get_string(POSITIONS) == "nope"
+    result = [not without and by_type[i] and flags[i] and i not in cross_attention for i in range(count)]
     config.check_flags(any(result))
     return result
 
@@ -118,15 +118,6 @@ def _no_rope_flags(config: Config, count: int) -> list[bool]:
     name = "no_rope_layer_interval"
     period = config.get(name, default=config.model.defaults.get(name))
     return [period is None or (i + 1) % checks.positive_int(name, period) != 0 for i in range(count)]
-
-
-def _has_positions(config: Config) -> bool:
-    """Whether position_embedding_type lets layers have positions."""
-    name, names = config.get_string(POSITIONS), ("nope", "rope", "rotary")
-    if name is None or POSITIONS not in config.model.reads:
-        return True
-    require(name in names, "{} = {!r} is not one of {}", POSITIONS, name, names)
-    return name != "nope"
 
 
 def bases_of(config: Config, count: int) -> list[float | None]:

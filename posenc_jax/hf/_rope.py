@@ -245,35 +245,29 @@ def _known_keys(rope_type: str, model: Model) -> set[str]:
     return known
 
 
-def _with_coordinates(rope: Rope, frequencies: Frequencies, label: str) -> tuple[Frequencies, Settings]:
+def _with_coordinates(rope: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settings]:
     """The frequencies with their pairs divided among coordinates, and the settings for that, if there are any."""
     model, settings, model_type = rope.config.model, rope.settings, rope.config.model_type
     sections = None if model.sections is None else settings.get("mrope_section", default=model.sections or None)
     if sections is None:
         return frequencies, {}
-    name, count = f"{settings.label}mrope_section", frequencies.num_pairs
-    message = "{} is missing, and {} of model_type {!r} do not sum to {} pairs"
-    fits = settings.look_up("mrope_section") or sum(sections) == count
-    require(fits, message, name, sections, model_type, count)
+    name = next(iter(settings.look_up("mrope_section")), f"the mrope_section of model_type {model_type!r}")
     sections = checks.positive_ints(name, sections)
-    require(len(sections) <= 3 or not model_type, "{} must have three sections, got {}", name, sections)
-    if settings.get_flag("mrope_alternating"):
-        return _alternating(frequencies, sections), {"mrope_section": sections, "mrope_alternating": True}
+    require(not (model_type and sections[3:]), "{} must have three sections, got {}", name, sections)
+    completed = {"mrope_section": sections}
+    if settings.get_flag("mrope_alternating"):  # in ERNIE; pairs of time come last
+        fits = len(sections) == 3 and sections[0] == sections[1] and sum(sections) == frequencies.num_pairs
+        message = "{} must be height, width and time, the first two equal, of {} pairs, got {}"
+        require(fits, message, name, frequencies.num_pairs, sections)
+        axes = (1, 2) * sections[0] + (0,) * sections[2]
+        return dataclasses.replace(frequencies, axes=axes), completed | {"mrope_alternating": True}
     flags = settings.look_up("mrope_interleaved", "interleaved")
     if model.interleaved_sections is not None:
         flags[f"that of model_type {model_type!r}"] = model.interleaved_sections
     interleaved = agreed_value(flags, False)
-    with labelled(label):
+    with labelled(name):
         frequencies = multi_section(frequencies, sections, interleaved=interleaved)
-    return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
-
-
-def _alternating(frequencies: Frequencies, sections: tuple[int, ...]) -> Frequencies:
-    """ERNIE's M-RoPE: pairs of height and width alternate, and those of time come last."""
-    fits = len(sections) == 3 and sections[0] == sections[1] and sum(sections) == frequencies.num_pairs
-    message = "mrope_section must be height, width and time, the first two equal, of {} pairs, got {}"
-    require(fits, message, frequencies.num_pairs, sections)
-    return dataclasses.replace(frequencies, axes=(1, 2) * sections[0] + (0,) * sections[2])
+    return frequencies, completed | {"mrope_interleaved": bool(interleaved)}
 
 
 def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
@@ -291,7 +285,7 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
     label = next((f"{key} {name!r}" for key, name in written.items()), settings.name or "rope_type")
     with labelled(label):
         frequencies = make()
-    frequencies, coordinates = _with_coordinates(rope, frequencies, label)
+    frequencies, coordinates = _with_coordinates(rope, frequencies)
     if backward:
         frequencies = dataclasses.replace(frequencies, cycles=tuple(-cycles for cycles in frequencies.cycles))
         completed["rope_backward"] = True

@@ -62,7 +62,14 @@ def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict
 def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
     """Settings that have an entry for each layer type."""
     model, name = config.model, settings.name
-    result = {layer_type: _settings_of_type(config, settings, layer_type, types) for layer_type in settings.values}
+    result: dict[str, Values | None] = {}
+    for layer_type, value in settings.values.items():
+        fits, label = layer_type in types or layer_type in ROTATING, f"{name}.{layer_type}"
+        require(fits, "the key {} = {!r:.60} is none of the layer_types", label, value)
+        message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
+        may_be_null = model.null_settings or layer_type not in ROTATING
+        require(value is not None or may_be_null, message, label, config.model_type)
+        result[layer_type] = None if value is None else Values(parse_mapping(label, value), label, of_layer_type=True)
     has_types = config.look_up("layer_types", "layers_block_type") or isinstance(model.pattern, Pattern)
     message = "layer_types is missing, and {} has settings for {}"
     require(has_types or result.keys() <= set(types), message, name, sorted(result))
@@ -77,18 +84,6 @@ def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Val
             message = "{} = {!r:.60} contradicts {}, whose layer types have {}"
             require(fits, message, key, outer, name, inner or "no positions")
     return result
-
-
-def _settings_of_type(config: Config, settings: Values, layer_type: str, types: list[str]) -> Values | None:
-    """The settings of one layer type; None if it has no positions."""
-    name, value = f"{settings.name}.{layer_type}", settings.values[layer_type]
-    fits = layer_type in types or layer_type in ROTATING
-    require(fits, "the key {} = {!r:.60} is none of the layer_types", name, value)
-    if value is not None:
-        return Values(parse_mapping(name, value), name, of_layer_type=True)
-    message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
-    require(config.model.null_settings or layer_type not in ROTATING, message, name, config.model_type)
-    return None
 
 
 def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, Any]) -> None:

@@ -99,8 +99,8 @@ class Values:
     def default_unless_null(self, default: Any, *names: str) -> Any:
         """`default`, for a setting that is missing; raises for a null, unless the default is None."""
         for name in names:
-            if default is not None and self.is_null(name):
-                raise invalid(f"{self.label}{name} must have a value or be left out for {default!r:.60}, got null")
+            message = "{}{} must have a value or be left out for {!r:.60}, got null"
+            require(default is None or not self.is_null(name), message, self.label, name, default)
         return default
 
     def get(self, *names: str, default: Any = None) -> Any:
