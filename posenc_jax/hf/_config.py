@@ -78,9 +78,8 @@ class Config(Values):
 
     def reject_unknown_keys(self) -> None:
         """Raises for a key that speaks of positions, or is near one that is read, and that the class does not take."""
-        model = self.model
-        matters = speaks_of_positions if self.model_type else bool
-        self.reject_unknown(_COMMON | model.reads, f"model_type {self.model_type!r}", matters, OTHER_KEYS | {*_FLAGS})
+        reads, matters = f"model_type {self.model_type!r}", speaks_of_positions if self.model_type else bool
+        self.reject_unknown(_COMMON | self.model.reads, reads, matters, OTHER_KEYS)
 
     def check_flags(self, rotates: bool) -> None:
         """Raises for a flag that the code does not read, and that contradicts it."""

@@ -30,14 +30,6 @@ class Pattern:
     full: str = "full_attention"
 
 
-@dataclasses.dataclass(frozen=True)
-class Indexer:
-    """How the indexer of sparse attention rotates its queries and keys, by the spectra of the layers."""
-
-    layout: Literal["half", "interleaved"]
-    head_dim: int | None = None  # by default; None: without the key there is no indexer
-
-
 class ChangedDefault(NamedTuple):
     """A default that differs between releases: that of `Model` since the release `since`, `before` in older ones.
 
@@ -89,7 +81,7 @@ class Model:
     sections: tuple[int, ...] | None = None  # mrope_section by default; (): no sections; None: not read
     interleaved_sections: bool | None = False  # coordinates take pairs in turn; None: as the config sets it
     query_scale: Literal["llama4", "beta", "beam", "logn"] | None = None  # None: queries are not scaled
-    indexer: Indexer | None = None
+    indexer: Literal["half", "interleaved"] | None = None  # the layout of sparse attention's indexer
 
 
 _FULL, _SLIDING, _INDEXED = "full_attention", "sliding_attention", "indexed_attention"
@@ -236,7 +228,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "settings": {},
         "bases": {_SLIDING: ("swa_rope_theta", 5e4), _FULL: ("rope_theta", 8e7), _INDEXED: ("rope_theta", 8e7)},
         "latent": "unscaled",
-        "indexer": Indexer("interleaved", 128),
+        "indexer": "interleaved",
     },
     "neomme": {"sections": (), "interleaved_sections": True},
     "beam": {"query_scale": "beam"},
@@ -247,34 +239,32 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "latent": "scaled",
         "also": "rope_interleave qk_nope_head_dim qk_rope_head_dim",
     },
-    "axk2": {"indexer": Indexer("half", 128)},
+    "axk2 hy_v4 qwen4_exp_text": {"indexer": "half"},
     # vLLM reads indexer_rope_interleave, which GLM-5 has under this model_type too; transformers does not.
-    "deepseek_v32": {"also": "indexer_rope_interleave", "indexer": Indexer("half", 128)},
-    "glm_moe_dsa": {"also": "indexer_rope_interleave", "indexer": Indexer("interleaved", 128)},
+    "deepseek_v32": {"also": "indexer_rope_interleave", "indexer": "half"},
+    "glm_moe_dsa": {"also": "indexer_rope_interleave", "indexer": "interleaved"},
     "mistral_large4_text": {
         "also": "learned_log_factor query_scales indexer_query_scales",
         "settings": FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
         "defaults": {"no_rope_layer_interval": 4},
-        "indexer": Indexer("interleaved", 128),
+        "indexer": "interleaved",
     },
-    "hy_v4": {"also": "indexer_part", "indexer": Indexer("half", 128)},
-    "hy_v4_vl_text": {"also": "indexer_part", "indexer": Indexer("interleaved", 128)},
+    "hy_v4_vl_text": {"indexer": "interleaved"},
     "deepseek_v4": {
         "latent": "unscaled",
-        "also": "rope_on_values indexer_part compress_ratios compress_rates",
-        "indexer": Indexer("interleaved", 128),
+        "also": "compress_ratios compress_rates",
+        "indexer": "interleaved",
         "bases": {_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
         "scaled_types": _SPARSE,
         "settings": {},
         "defaults": {"qk_rope_head_dim": None},
     },
-    "minimax_m3_vl_text": {"defaults": {"index_head_dim": None, "rotary_dim": None}, "indexer": Indexer("half", 128)},
+    "minimax_m3_vl_text": {"defaults": {"index_head_dim": None, "rotary_dim": None}, "indexer": "half"},
     "ministral3 mistral4": {"query_scale": "beta"},
     # positions of several coordinates
     "ernie4_5_vl_moe_text": {"also": "mrope_alternating"},
     "qwen3_vl_text qwen3_vl_moe_text": {"changed_default": ChangedDefault("5.0", 5e6)},
     "cohere_compass_text": {"null_settings": True},
-    "qwen4_exp_text": {"indexer": Indexer("half")},
     # not in transformers: as in the code with which the models were published
     (
         "aquila baichuan deepseek Dream dream internlm internlm2 mimo minicpm orion PanguEmbedded RefinedWeb "
@@ -296,7 +286,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "also": "index_head_dim",
         "theta": 5e6,
         "partial": 1.0,
-        "indexer": Indexer("half", 128),
+        "indexer": "half",
         "defaults": {"head_dim": 128},
     },
     "sdar": {"defaults": {"head_dim": 128}},
@@ -365,5 +355,5 @@ UNNAMED = Model(
     latent="scaled",
     sections=(),
     interleaved_sections=None,
-    indexer=Indexer("half"),
+    indexer="half",
 )

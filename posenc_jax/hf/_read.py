@@ -127,15 +127,17 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:
     """The plan of sparse attention's indexer: the spectra of the layers, in heads of its own width."""
-    names, facts = ("index_head_dim", "indexer_head_dim"), config.model.indexer
-    head_dim = config.get(*names, default=facts.head_dim) if facts else None
-    if facts is None or head_dim is None:
+    names, model = ("index_head_dim", "indexer_head_dim"), config.model
+    # Every class that has index_head_dim has this default.
+    default = 128 if config.model_type and names[0] in model.reads else None
+    head_dim = config.get(*names, default=default) if model.indexer else None
+    if head_dim is None:
         return None
     name, widest = config.spelling(*names), max(layer.rotary_dim for layer in layers)
     head_dim = checks.positive_int(name, head_dim)
     require(head_dim >= widest, "{} must be at least {}, got {}", name, widest, head_dim)
     part = checks.part("indexer_part", config.get("indexer_part", default="first"))
-    interleaved = config.get_flag("indexer_rope_interleave", default=facts.layout == "interleaved")
+    interleaved = config.get_flag("indexer_rope_interleave", default=model.indexer == "interleaved")
     layers = [dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in layers]
     layers = with_written_scales(config, "indexer_query_scales", layers)
     return RotaryPlan(tuple(layers), "interleaved" if interleaved else "half", part, length=length)
@@ -187,8 +189,8 @@ def _layout(config: Config, layout: Any) -> Layout:
     interleaved: dict[str, Any] = {name: config.get_flag(name) for name in config.look_up(*names)}
     if layout is not None:
         return checks.layout("layout", layout)
-    if own in model.reads and own not in interleaved:
-        config.default_unless_null(model.layout == "interleaved" or None, own)  # a null means halves
+    if own in model.reads:
+        config.default_unless_null(model.layout == "interleaved" or None, own)
     if model.layout and not (own in model.reads and own in interleaved):
         interleaved[f"that of model_type {config.model_type!r}"] = model.layout == "interleaved"
     require(interleaved, 'layout must be given, "half" or "interleaved", for a config without a model_type')
