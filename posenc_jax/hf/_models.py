@@ -252,7 +252,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "hy_v4_vl_text": {"indexer": "interleaved"},
     "deepseek_v4": {
         "latent": "unscaled",
-        "also": "compress_ratios compress_rates",
+        "also": "rope_on_values compress_ratios compress_rates",
         "indexer": "interleaved",
         "bases": {_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
         "scaled_types": _SPARSE,
