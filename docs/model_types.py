@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from posenc_jax import hf
 from posenc_jax.hf._composite import parse_text_config
-from posenc_jax.hf._models import MODELS, Model, canonical_type
+from posenc_jax.hf._models import MODELS, Model, Pattern, canonical_type
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
@@ -80,15 +80,14 @@ def facts(model: Model) -> Iterator[str]:
     yield from _base(model)
     yield from _width(model)
     yield from _layers(model)
-    more = (READS.get(name, f"reads `{name}`") for name in model.reads if name not in USUAL.reads)
-    yield from filter(None, more)
+    yield from (text for name, text in READS.items() if text and name in model.reads)
     if model.sections:
         order = "alternating" if "mrope_alternating" in model.reads else "contiguous"
         yield f"M-RoPE {model.sections}, {'interleaved' if model.interleaved_sections else order}"
     if model.query_scale:
         yield SCALES[model.query_scale]
     if model.indexer:
-        yield f"an indexer rotates in the {model.indexer.layout} layout"
+        yield f"an indexer rotates in the {model.indexer} layout"
 
 
 def _base(model: Model) -> Iterator[str]:
@@ -137,7 +136,7 @@ def _width(model: Model) -> Iterator[str]:
 
 
 def _layers(model: Model) -> Iterator[str]:
-    if pattern := model.pattern:
+    if isinstance(pattern := model.pattern, Pattern):
         first = -pattern.phase % pattern.period
         some = ", ".join(str(first + i * pattern.period) for i in range(3))
         last = " and the last" if pattern.last else ""
@@ -146,9 +145,9 @@ def _layers(model: Model) -> Iterator[str]:
     if model.sliding_only:
         unless = ", unless `sliding_window` is null" if model.all_without_window else ""
         yield f"full layers have no positions{unless}"
-    if every := model.no_rope_interval:
+    if every := model.defaults.get("no_rope_layer_interval"):
         yield f"layers {every - 1}, {2 * every - 1}, … have no positions"
-    if model.default_type is None:
+    if model.pattern is None:
         yield "`layer_types` must be given"
 
 

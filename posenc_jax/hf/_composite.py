@@ -9,7 +9,7 @@ from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import ORIGINAL, RAW, VERSION
 from posenc_jax.hf._models import PARTS, canonical_type
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._values import Values, agreed_value, equal, near, parse_config, reject_refused, speaks_of_positions
+from posenc_jax.hf._values import Values, agreed_value, equal, parse_config, reject_refused, speaks_of_positions
 
 # The keys under which a composite config holds its language model.
 _TEXT_KEYS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
@@ -33,10 +33,8 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
     keys = dict.fromkeys((*_TEXT_KEYS, *languages, *_OLD_KEYS.get(model_type or "", ())))
     parts = {key: composite.values[key] for key in keys if composite.look_up(key)}
     if not parts:
-        for key, value in composite.values.items():
-            meant = near(key, keys) if isinstance(value, Mapping) else None
-            require(not meant, "the key {} = {!r:.60} is not read: is {} meant?", key, value, meant)
-        tower = next(iter(composite.look_up("vision_config", "audio_config")), None)
+        composite.reject_unknown(keys, "rotary_from_config", lambda key: False)
+        tower = composite.look_up("vision_config", "audio_config")
         is_whole = not model_type or canonical_type(model_type) or model_type in REFUSED
         missing = not is_whole and (model_type in PARTS or tower and not composite.look_up("num_hidden_layers"))
         require(not missing, "text_config is missing, with the language model of model_type {!r}", model_type)
@@ -45,21 +43,18 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
     parsed = {key: parse_text_config(part, depth - 1, key) for key, part in parts.items()}
     text, beside = agreed_value(parsed)
     text_key = next(iter(parts))
-    part = facts.get(text_key, {})
-    part = {"type": "deepseek_v2"} if model_type in _SHARED_KEYS else part
+    part = {"type": "deepseek_v2"} if model_type in _SHARED_KEYS else facts.get(text_key, {})
     always = part.get("always") and part["type"] not in PARTS  # the class ignores a written type
     text_type = part["type"] if always else text.get("model_type") or part.get("type")
     message = "{}.model_type is missing: model_type {!r} may hold any language model"
-    fits = text_type or not model_type or canonical_type(model_type)
-    require(fits, message, text_key, model_type)
+    require(text_type or not model_type or canonical_type(model_type), message, text_key, model_type)
     text = {**_defaults(part, text), **text, "model_type": text_type or model_type}
     if model_type in _SHARED_KEYS:
         return {key: value for key, value in composite.values.items() if key not in parts} | text, {}
     if composite.look_up(VERSION):
         text.setdefault(VERSION, composite.values[VERSION])
-    unrelated = _UNRELATED.get(model_type or "")
     for key, value in composite.values.items():
-        is_setting = (key in _TEXT_SETTINGS or speaks_of_positions(key)) and key != unrelated
+        is_setting = (key in _TEXT_SETTINGS or speaks_of_positions(key)) and key != _UNRELATED.get(model_type or "")
         if is_setting and value is not None and not equal(value, text.get(key)):
             beside[key] = value
     return text, beside
@@ -69,7 +64,7 @@ def _defaults(part: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any
     """What the composite's class writes into the config of its language model, which may have settings of its own."""
     defaults = dict(part.get("defaults", {}))
     settings = [Values(text).get_mapping(name) for name in RAW if isinstance(text.get(name), Mapping)]
-    if Values(text).look_up("rope_theta") or any(mapping.look_up("rope_theta") for mapping in settings):
+    if any(values.look_up("rope_theta") for values in (Values(text), *settings)):
         defaults.pop(RAW[1], None)
     elif RAW[1] in defaults and any(mapping.values for mapping in settings):
         defaults["rope_theta"] = defaults.pop(RAW[1])["rope_theta"]

@@ -12,7 +12,6 @@ from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import (
     Values,
     check_agreement,
-    parse_string_mapping,
     reject_refused,
     speaks_of_positions,
 )
@@ -21,34 +20,26 @@ ORIGINAL = "original_max_position_embeddings"
 VERSION = "transformers_version"
 POSITIONS = "position_embedding_type"
 RAW = "rope_scaling", "rope_parameters"
+HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
+# Keys that only some classes read, which others may have and ignore.
+_OF_SOME = {*HEAD_DIMS[1:], "global_head_dim", "layer_types", "layers_block_type"}.union(
+    "attn_layer_indices full_attn_idxs block_types cross_attention_layers".split()
+)
 # What per_layer_config may set for a layer.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
-# Flags in files whose code does not read them, and what they must be: whether some layers have positions, or False.
-_ROTATES, _NEVER = "rotates", "never"
+# Flags that code does not read, by what they say: that some layers rotate, that none does, or what no code here does.
 _FLAGS = {
-    **dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), _ROTATES),
-    **dict.fromkeys("nope use_nope mla_use_nope".split(), "does not rotate"),
+    **dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), True),
+    **dict.fromkeys("nope use_nope mla_use_nope".split(), False),
     **dict.fromkeys(
-        "alibi use_alibi use_mrope use_dynamic_ntk use_logn_attn use_fope position_embedding_xdrope".split(), _NEVER
+        "alibi position_embedding_xdrope use_alibi use_dynamic_ntk use_fope use_logn_attn use_mrope".split(), None
     ),
 }
-HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
 LAYOUT_FLAGS = "rope_interleave", "rope_interleaved", "rotary_emb_interleaved", "rope_traditional", "interleaved"
 # Keys that are read in, or make no difference to, the config of every model_type.
-_COMMON = frozenset(
-    {
-        *RAW,
-        *_FLAGS,
-        *LAYOUT_FLAGS,
-        POSITIONS,
-        VERSION,
-        "rope_theta",
-        "partial_rotary_factor",
-        "model_type",
-        "layer_types",
-    }
-    | {"head_dim", "hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings", ORIGINAL}
-    | {"num_key_value_heads", "per_layer_config", "rotary_dim", "rope_dim"}
+_COMMON = frozenset((*RAW, *_FLAGS, *LAYOUT_FLAGS, POSITIONS, VERSION, ORIGINAL)).union(
+    "model_type hidden_size num_attention_heads num_key_value_heads head_dim num_hidden_layers layer_types "
+    "per_layer_config max_position_embeddings rope_theta partial_rotary_factor rotary_dim rope_dim".split()
 )
 
 
@@ -62,16 +53,16 @@ class Config(Values):
     @property
     def release(self) -> tuple[int, ...]:
         """The first two numbers of the release of transformers that the config is for; none if it names none."""
-        return _release(self.get_string(VERSION) or "")
+        match = re.match(r"\s*v?(\d+)\.(\d+)", self.get_string(VERSION) or "")
+        return tuple(map(int, match.groups())) if match else ()
 
     def default_in_release(self, key: str, default: float | None) -> float | None:
         """The default of a missing key in the config's release; raises if releases differ and it names none."""
         changed = self.model.changed_default
         if changed is None or changed.key != key:
             return default
-        version, since = self.get_string(VERSION) or "", _release(changed.since)
-        release = self.release
-        if release == since and "dev" in version:  # before the change or after it
+        release, since = self.release, tuple(map(int, changed.since.split(".")))
+        if release == since and "dev" in self.values[VERSION]:  # before the change or after it
             release = ()
         message = (
             "{} is missing; its default is {} since transformers {} and was {} before: write {}, or the release that "
@@ -83,38 +74,25 @@ class Config(Values):
     @property
     def latent(self) -> bool:
         """Whether attention is latent: only the last features of queries and keys have positions."""
-        if "qk_rope_head_dim" not in self.model.reads:
-            return self.model.latent is not None
-        width = self.get("qk_rope_head_dim")
-        return width is not None and not (isinstance(width, int) and width == 0)  # checked where it is read
+        return self.model.latent is not None and bool(self.model_type or self.look_up("qk_rope_head_dim"))
 
     def reject_unknown_keys(self) -> None:
         """Raises for a key that speaks of positions, or is near one that is read, and that the class does not take."""
-        model = self.model
-        known = {*_COMMON, *model.keys, *model.reads, *model.names.values()}
-        known |= {"qk_nope_head_dim", "qk_rope_head_dim"} if model.latent else set()
-        known |= {"index_head_dim", "indexer_head_dim"} if model.indexer else set()
-        matters = speaks_of_positions if self.model_type else bool
-        self.reject_unknown(known, f"model_type {self.model_type!r}", matters, OTHER_KEYS | {*_FLAGS})
+        reads, matters = f"model_type {self.model_type!r}", speaks_of_positions if self.model_type else bool
+        self.reject_unknown(_COMMON | self.model.reads, reads, matters, OTHER_KEYS)
 
     def check_flags(self, rotates: bool) -> None:
         """Raises for a flag that the code does not read, and that contradicts it."""
         has = f"layers of model_type {self.model_type!r} have {'a rotary embedding' if rotates else 'no positions'}"
-        for name, kind in _FLAGS.items():
-            read = name in self.model.reads or name == "use_mrope" and self.model.sections is not None
-            if self.look_up(name) and not read:
-                usual = kind != _NEVER and rotates == (kind == _ROTATES)
+        is_read = {"use_mrope": self.model.sections is not None, "use_logn_attn": self.model.query_scale == "logn"}
+        for name, rotation in _FLAGS.items():
+            if self.look_up(name) and not is_read.get(name):
+                usual = rotates is rotation
                 require(self.get_flag(name) == usual, "{} = {} contradicts the code: {}", name, not usual, has)
         name = self.get_string(POSITIONS)
-        if name is not None and POSITIONS not in {*self.model.reads, *self.model.keys}:
+        if name is not None and (rotates or POSITIONS not in self.model.reads):
             usual_names = {"rope", "rotary", "rope_gptj"} if rotates else {"nope"}
             require(name.lower() in usual_names, "{} = {!r:.60} contradicts the code: {}", POSITIONS, name, has)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version; none if it has none."""
-    match = re.match(r"\s*v?(\d+)\.(\d+)", version)
-    return tuple(map(int, match.groups())) if match else ()
 
 
 def model_of(values: Mapping[str, Any]) -> Model:
@@ -135,18 +113,14 @@ def model_of(values: Mapping[str, Any]) -> Model:
 
 
 def with_class_values(values: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The config under the names that its class maps to, with the class's values for keys that it leaves out."""
-    result = dict(values)
+    """The keys that the class reads, under the names that it maps to, with its values for those that are left out."""
+    result = {key: value for key, value in values.items() if key in model.reads or key not in _OF_SOME}
     for name, other in model.names.items():
         if result.get(other) is not None:
             check_agreement(Values(result).look_up(other, name))
             result[name] = result.pop(other)
-    for name in ("layer_types", "layers_block_type"):
-        if not model.takes(name):
-            result.pop(name, None)
-    defaults = dict(model.defaults)
-    if Values(result).look_up(*(name for name in HEAD_DIMS[1:] if name in model.reads)):
-        defaults.pop(HEAD_DIMS[0], None)
+    has_head_dim = Values(result).look_up(*HEAD_DIMS[1:])
+    defaults = {key: value for key, value in model.defaults.items() if not (has_head_dim and key == HEAD_DIMS[0])}
     return defaults | result
 
 
@@ -156,9 +130,7 @@ def layer_overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
     for index, values in config.get_mapping("per_layer_config").values.items():
         fits = str(index).isdecimal() and int(index) < count and isinstance(values, Mapping)
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
-        name = f"per_layer_config.{index}"
-        Values(parse_string_mapping(name, values), name).reject_unknown(
-            _LAYER_WIDTHS, "rotary_from_config", speaks_of_positions
-        )
+        of_layer = Values(values, f"per_layer_config.{index}")
+        of_layer.reject_unknown(_LAYER_WIDTHS, "rotary_from_config", speaks_of_positions)
         result[int(index)] = values
     return result

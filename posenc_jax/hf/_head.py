@@ -9,7 +9,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import HEAD_DIMS, Config
 from posenc_jax.hf._rope import SHARES, default_share, rope_type_of
-from posenc_jax.hf._values import Values, agreed_value, check_agreement
+from posenc_jax.hf._values import Values, check_agreement
 
 _SHARE = SHARES[0]
 _WIDTHS = "rotary_dim", "attn_rotary_emb", "rope_dim"
@@ -26,19 +26,12 @@ def widths_of(config: Config, layer_type: str) -> tuple[int, int]:
 
 
 def _head_dim_of(config: Config, layer_type: str) -> int:
-    model = config.model
-    names = HEAD_DIMS[0], *(name for name in HEAD_DIMS[1:] if name in model.reads)
-    name, spellings = config.spelling(*names), config.look_up(*names)
-    if spellings:
-        result = agreed_value(spellings)
-    else:
-        if not model.derives_head_dim:
-            config.default_unless_null(model.defaults.get("head_dim"), *names)
-        result = _hidden_per_head(config)
-    if layer_type == "full_attention" and "per_layer_config" not in config.values:  # it holds the widths that differ
-        for name, result in config.look_up("global_head_dim").items():
-            return checks.size(name, result)
-    return checks.size(name, result)
+    model, names = config.model, HEAD_DIMS
+    if layer_type == "full_attention" and config.look_up("global_head_dim"):
+        if "per_layer_config" not in config.values:  # it holds the widths that differ
+            names = ("global_head_dim",)
+    result = config.get(*names, default=None if model.derives_head_dim else model.defaults.get("head_dim"))
+    return checks.size(config.spelling(*names), _hidden_per_head(config) if result is None else result)
 
 
 def _hidden_per_head(config: Config) -> int:
@@ -50,9 +43,9 @@ def _hidden_per_head(config: Config) -> int:
 
 def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -> int:
     """How many features of a head rotate by these rope settings; `head_dim` and `width` come from `widths_of`."""
-    model, inside = config.model, settings.look_up(_SHARE)
-    outside = {} if settings.of_layer_type else config.look_up(*(x for x in SHARES if x in model.reads))
-    shares = inside | outside
+    reads, inside = config.model.reads, settings.look_up(_SHARE)
+    outside = {} if settings.of_layer_type else config.look_up(*SHARES)
+    shares = inside | {name: share for name, share in outside.items() if name in reads}
     if config.latent:
         wholes = (width,) if model.partial == 1 else (head_dim, width)  # the whole, if the class says so
         for name, share in (shares | config.look_up(_SHARE)).items():
@@ -61,14 +54,13 @@ def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -
         return width
     if rope_type_of(settings) == "proportional":  # its share selects frequencies, not features
         return head_dim
-    widths = _widths_by_share(shares, head_dim) | config.look_up(*(name for name in _WIDTHS if name in model.reads))
+    widths = _widths_by_share(shares, head_dim) | config.look_up(*(name for name in _WIDTHS if name in reads))
     default_name = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
-    if model.partial is None:
+    if config.model.partial is None:
         widths[default_name] = head_dim
-    result = agreed_value(widths) if widths else int(head_dim * default_share(settings, config))
-    name = next(iter(widths), default_name)
-    unread = () if settings.of_layer_type else (x for x in SHARES if x not in model.reads)
-    check_agreement({name: result} | _widths_by_share(config.look_up(*unread), head_dim) | config.look_up(*_WIDTHS))
+    widths = widths or {default_name: int(head_dim * default_share(settings, config))}
+    check_agreement(widths | _widths_by_share(outside, head_dim) | config.look_up(*_WIDTHS))
+    name, result = next(iter(widths.items()))
     return _parse_even("head_dim" if name == default_name else name, result, head_dim)
 
 

@@ -23,10 +23,10 @@ _LEGACY = {
 }  # fmt: skip
 
 
-def count_of(config: Values, names: Sequence[str] = COUNTS) -> int:
+def count_of(config: Values) -> int:
     """The number of layers."""
-    count = config.get_integer(*names)
-    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*names), count)
+    count = config.get_integer(*COUNTS)
+    require(count <= 2**16, "{} must be at most 65,536, got {!r:.60}", config.spelling(*COUNTS), count)
     return count
 
 
@@ -52,32 +52,31 @@ def _written_types(config: Config, count: int) -> list[str] | None:
     fits = len(types) == count and all(isinstance(name, str) for name in types)
     message = "{} must name the {} layers of num_hidden_layers, got {}: {!r:.60}"
     require(fits, message, config.spelling(*names), count, len(types), types)
-    return [_LEGACY.get(str(name), str(name)) for name in types]
+    return [_LEGACY.get(name) or name for name in types]
 
 
 def _listed_types(config: Config, count: int) -> list[str] | None:
     """The types by a list of the layers with full attention, or of blocks that repeat."""
-    names = [name for name in ("attn_layer_indices", "full_attn_idxs") if config.model.takes(name)]
-    full = config.get_list(*names) if names else None
-    blocks = config.get_list("block_types") if config.model.takes("block_types") else None
+    names = "attn_layer_indices", "full_attn_idxs"
+    full, blocks = config.get_list(*names), config.get_list("block_types")
     if blocks:  # RecurrentGemma
         blocks = [checks.one_of("block_types", block, ("recurrent", "attention")) for block in blocks]
         full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if full is None:
         return None
-    indices = _layer_indices(names[0] if names else "block_types", full, count)
+    indices = _layer_indices(config.spelling(*names), full, count)
     return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
 
 
 def _types_by_pattern(config: Config, count: int) -> list[str]:
     """The types by the model's pattern; "full_attention" without one."""
-    pattern, default = config.model.pattern, config.model.default_type
-    if default is None:
+    pattern = config.model.pattern
+    if pattern is None:
         raise invalid("layer_types is missing")
-    if pattern is None or _all_without_window(config):
-        return [default] * count
+    if isinstance(pattern, str) or _all_without_window(config):
+        return [pattern if isinstance(pattern, str) else "full_attention"] * count
     period = config.get_integer(pattern.key, default=pattern.period) if pattern.key else pattern.period
-    return [_LEGACY.get(name, name) for name in dataclasses.replace(pattern, period=period).types(count)]
+    return dataclasses.replace(pattern, period=period).types(count)
 
 
 def _all_without_window(config: Config) -> bool:
@@ -97,51 +96,34 @@ def _layer_indices(name: str, indices: Sequence[Any], count: int) -> set[int]:
 
 def rotating(config: Config, types: list[str]) -> list[bool]:
     """Whether each layer has positions, by its type and by the keys outside the rope settings."""
-    count = len(types)
-    if config.model.sliding_only and not _all_without_window(config):
-        result = [layer_type == "sliding_attention" for layer_type in types]
+    model, count, name = config.model, len(types), "cross_attention_layers"
+    if model.sliding_only and not _all_without_window(config):
+        by_type = [layer_type == "sliding_attention" for layer_type in types]
     else:
-        result = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
-    flags = _no_rope_flags(config, count)
-    name = "cross_attention_layers"
-    cross_attention = _layer_indices(
-        name, config.get_list(name) or () if config.model.takes(name) else (), count
-    )  # these layers have no positions
-    if config.model.never_rotates or not _has_positions(config):
-        result = [False] * count
-    result = [result[i] and flags[i] and i not in cross_attention for i in range(count)]
+        by_type = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
+    flags, cross_attention = _no_rope_flags(config, count), _layer_indices(name, config.get_list(name) or (), count)
+    without = model.never_rotates or POSITIONS in model.reads and config.get_string(POSITIONS) == "nope"
+    result = [not without and by_type[i] and flags[i] and i not in cross_attention for i in range(count)]
     config.check_flags(any(result))
     return result
 
 
 def _no_rope_flags(config: Config, count: int) -> list[bool]:
     """Whether each layer has positions, by no_rope_layers or no_rope_layer_interval."""
-    if config.model.no_rope_interval is None:
-        return [True] * count
-    # The list wins: transformers writes an interval even if it contradicts the list.
-    flags, interval = config.get_list("no_rope_layers"), config.get("no_rope_layer_interval")
-    if flags:
+    flags = config.get_list("no_rope_layers")
+    if flags:  # it wins: transformers writes an interval even if it contradicts the list
         fits = len(flags) == count and all(flag in (0, 1) for flag in flags)
         require(fits, "no_rope_layers must hold {} times 0 or 1, got {!r:.60}", count, list(flags))
         return [bool(flag) for flag in flags]
-    name, default = "no_rope_layer_interval", config.model.no_rope_interval or None
-    period = config.default_unless_null(default, name) if interval is None else checks.positive_int(name, interval)
-    return [not period or (i + 1) % period != 0 for i in range(count)]
-
-
-def _has_positions(config: Config) -> bool:
-    """Whether position_embedding_type lets layers have positions."""
-    name, names = config.get_string(POSITIONS), ("nope", "rope", "rotary")
-    if name is None or POSITIONS not in config.model.reads:
-        return True
-    require(name in names, "{} = {!r} is not one of {}", POSITIONS, name, names)
-    return name != "nope"
+    name = "no_rope_layer_interval"
+    period = config.get(name, default=config.model.defaults.get(name))
+    return [period is None or (i + 1) % checks.positive_int(name, period) != 0 for i in range(count)]
 
 
 def bases_of(config: Config, count: int) -> list[float | None]:
     """The base of each layer by layer_rope_theta: 0 for a layer without positions, None if there is no list."""
     key = "layer_rope_theta"
-    bases = config.get_list(key) if key in config.model.reads else None
+    bases = config.get_list(key)
     if bases is None:
         return [None] * count
     numbers = [checks.number(key, 0 if base is None else base) for base in bases]

@@ -13,7 +13,6 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
@@ -38,14 +37,6 @@ class Pattern:
         return [self.full if x else self.other for x in full]
 
 
-@dataclasses.dataclass(frozen=True)
-class Indexer:
-    """How the indexer of sparse attention rotates its queries and keys, by the spectra of the layers."""
-
-    layout: Literal["half", "interleaved"]
-    head_dim: int | None = None  # by default; None: without the key there is no indexer
-
-
 class ChangedDefault(NamedTuple):
     """A default that differs between releases: that of `Model` since the release `since`, `before` in older ones.
 
@@ -57,7 +48,7 @@ class ChangedDefault(NamedTuple):
     key: str = "rope_theta"
 
 
-_USUAL_KEYS = "rope_theta", "partial_rotary_factor"
+_USUAL_KEYS = "rope_theta partial_rotary_factor"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +59,7 @@ class Model:
     """
 
     layout: Literal["half", "interleaved"] | None = "half"  # None: as the config sets it
-    reads: tuple[str, ...] = _USUAL_KEYS  # the keys that apply to this type, of those that apply to some only
-    keys: frozenset[str] = frozenset()  # the keys that its class has or takes, of those that may concern positions
+    reads: frozenset[str] = frozenset()  # the keys that its class has or takes, of those that may concern positions
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys → the names that its class has for them
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its values of keys
 
@@ -89,67 +79,58 @@ class Model:
     latent: Literal["scaled", "unscaled"] | None = None  # the last features rotate; mscale_all_dim scales the scores
 
     # The layers
-    pattern: Pattern | None = None  # layer_types by default
-    default_type: str | None = "full_attention"  # of all layers without a pattern; None: layer_types must be given
+    pattern: Pattern | str | None = "full_attention"  # layer_types by default, or one for all; None: they must be given
     never_rotates: bool = False  # no layer has positions, whatever the keys say
     sliding_only: bool = False  # full_attention layers have no positions
     all_without_window: bool = False  # but with a null sliding_window, they have
-    no_rope_interval: int | None = None  # no_rope_layer_interval by default; 0: all rotate; None: not read
 
     # Coordinates, query scales, indexers
     sections: tuple[int, ...] | None = None  # mrope_section by default; (): no sections; None: not read
     interleaved_sections: bool | None = False  # coordinates take pairs in turn; None: as the config sets it
     query_scale: Literal["llama4", "beta", "beam", "logn"] | None = None  # None: queries are not scaled
-    indexer: Indexer | None = None
-
-    def takes(self, key: str) -> bool:
-        """Whether the class has or takes a key; code that is not in transformers may take any."""
-        return not self.keys or key in self.keys or key in self.reads
+    indexer: Literal["half", "interleaved"] | None = None  # the layout of sparse attention's indexer
 
 
 _FULL, _SLIDING, _INDEXED = "full_attention", "sliding_attention", "indexed_attention"
-# Defaults of the class that are not values of keys: settings hold them, or the code does not read them.
-_NO_VALUES = "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta".split()
-_IF_READ = "rotary_dim attention_head_dim kv_channels position_embedding_type".split()
-_WITH_KEYS = "keys", "defaults", "legacy", "names"
-_LISTS = "full_attn_idxs attn_layer_indices cross_attention_layers".split()  # for the default number of layers
+# Defaults of the class that are not values of keys: settings hold them, or they are for the default number of layers.
+_NO_VALUES = set(
+    "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta full_attn_idxs "
+    "attn_layer_indices cross_attention_layers".split()
+)
 
 
-def _of_release(name: str, reads: tuple[str, ...]) -> dict[str, Any]:
-    """The facts that the release of `facts.json` says itself."""
-    facts = FACTS["types"].get(name, {})
+def _of_release(name: str) -> dict[str, Any]:
+    """The facts that the release of `facts.json` says itself; code outside of it may take layer_types."""
+    facts = FACTS["types"].get(name)
     if not facts:
-        return {}
+        return {"reads": {"layer_types", "layers_block_type"}}
     settings = facts.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"}) or {}
-    nested = facts.get("by_layer_type", False)
-    theta, share = facts.get("theta"), settings.get("partial_rotary_factor")
-    theta = theta if isinstance(theta, float) else settings.get("rope_theta", 10_000.0)
-    unread = {*_NO_VALUES, *_LISTS, *(key for key in _IF_READ if key not in reads)}
-    values = facts.get("defaults", {}) | {key: facts[key] for key in ("global_head_dim",) if key in facts}
+    nested, legacy = facts.get("by_layer_type", False), facts.get("legacy", {})
+    values = facts["defaults"] | {key: facts[key] for key in ("global_head_dim",) if key in facts}
     mapped = facts.get("names", {}).items()
     names = dict((key, name) if key in values else (name, key) for name, key in mapped if name != "num_key_value_heads")
-    pattern, types = facts.get("pattern"), facts.get("layer_types", "full_attention")
+    pattern, never = facts.get("pattern"), facts.get("never", False)
+    types = Pattern(**pattern) if pattern else facts.get("layer_types", _FULL)
+    is_partial = facts.get("partial") or "rotary_dim" in values
     return {
         "layout": facts.get("layout", "half"),
-        "keys": frozenset(key for part in _WITH_KEYS for key in facts.get(part, ())).union(names.values()),
+        "reads": {*facts.get("keys", ()), *values, *legacy, *names, *names.values()},
         "names": names,
-        "defaults": {key: value for key, value in values.items() if key not in unread},
+        "defaults": {key: value for key, value in values.items() if key not in _NO_VALUES},
         "settings": settings,
         "nested": nested,
-        "bases": _bases(settings, facts.get("legacy", {})) if nested else {},
-        "null_settings": nested and any(value is None for value in settings.values()),
-        "theta": theta,
+        "bases": _bases(settings, legacy) if nested else {},
+        "null_settings": nested and None in settings.values(),
+        "theta": facts.get("theta") or settings.get("rope_theta", 10_000.0),
         "derives_head_dim": "null_head_dim" in facts,
-        "partial": share or (1.0 if facts.get("partial") and settings.get("rope_type") == "default" else None),
-        "latent": "scaled" if {"qk_nope_head_dim", "qk_rope_head_dim"} <= values.keys() else None,
-        "pattern": Pattern(**pattern) if pattern else None,
-        "default_type": "full_attention" if pattern else None if isinstance(types, list) else types,
-        "never_rotates": facts.get("never", False),
+        "partial": settings.get("partial_rotary_factor", 1.0 if is_partial else None),
+        "latent": "scaled" if "latent" in facts and not never else None,
+        "pattern": None if isinstance(types, list) else types,
+        "never_rotates": never,
         "sliding_only": facts.get("types_without_positions") == [_FULL],
         "all_without_window": facts.get("all_without_window", False),
         "sections": tuple(settings.get("mrope_section", facts["sections"])) if "sections" in facts else None,
         "interleaved_sections": facts.get("interleaved_sections", False),
-        "no_rope_interval": values.get("no_rope_layer_interval"),
     }
 
 
@@ -162,210 +143,190 @@ def _bases(settings: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, 
     return result if result.keys() == settings.keys() else {}
 
 
-def _all(
-    types: str,
-    *,
-    also: str = "",
-    reads: tuple[str, ...] = _USUAL_KEYS,
-    defaults: Mapping[str, Any] = MappingProxyType({}),
-    names: Mapping[str, str] = MappingProxyType({}),
-    **facts: Any,
-) -> dict[str, Model]:
-    """Several types: the facts of their classes, and these; their code reads the keys `also` too."""
-    reads, result = (*reads, *also.split()), {}
-    for name in types.split():
-        model: dict[str, Any] = _of_release(name, reads) | facts | {"reads": reads}
-        model |= {"default_type": "full_attention"} if "pattern" in facts else {}
-        model |= {key: {**model.get(key, {}), **value} for key, value in {"defaults": defaults, "names": names}.items()}
-        model["defaults"] = {key: value for key, value in model["defaults"].items() if value is not None}
-        result[name] = Model(**model)
-    return result
+def _model(name: str, *, usual: str = _USUAL_KEYS, also: str = "", **by_hand: Any) -> Model:
+    """The facts of a class, and those by hand."""
+    facts = _of_release(name)
+    names, defaults = ({**facts.get(key, {}), **by_hand.get(key, {})} for key in ("names", "defaults"))
+    reads = frozenset((*usual.split(), *also.split(), *facts["reads"], *names.values()))
+    defaults = {key: value for key, value in defaults.items() if value is not None}
+    return Model(**facts | by_hand | {"names": names, "defaults": defaults, "reads": reads})
 
 
-def _head(head_dim: int | None) -> Any:
-    return {"defaults": {"head_dim": head_dim}}
-
-
-_NEOX = "rotary_emb_base", "rotary_pct"
-_LATENT: Any = {"layout": "interleaved", "latent": "scaled"}
+_NEOX = "rotary_emb_base rotary_pct"
 _SPARSE = "compressed_sparse_attention", "heavily_compressed_attention"
-_MODERNBERT: Any = {
-    "scaled_types": (_FULL, _SLIDING),
-    "pattern": Pattern(3, "global_attn_every_n_layers", phase=0),
-}
 
-MODELS: dict[str, Model] = {
+# Facts by hand, of the types that a row names. Their code reads the keys `usual` and `also` beside those of the class;
+# a default of None removes that of the class.
+_GROUPS: dict[str, dict[str, Any]] = {
     # nothing more than the class says
-    **_all(
-        "afmoe apertus apertus1p5_text arcee aria_text bailing_hybrid bitnet blt_global_transformer "
+    (
+        "afmoe apertus apertus1p5_text arcee aria_text axk1 bailing_hybrid bitnet blt_global_transformer "
         "blt_local_decoder blt_local_encoder blt_patcher chameleon cohere2 cosmos3_edge_text csm "
-        "csm_depth_decoder_model cwm dbrx deepseek_ocr2_encoder dia_decoder dia_encoder diffllama "
-        "diffusion_gemma_text doge dory dots1 dots3_note_audio_encoder embedding_gemma2_text emu3_text_model "
-        "eurobert evolla EvollaModel exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text "
-        "gemma3n_text gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4v_moe_text glm4v_text glm_image_text "
-        "glm_ocr_text glmasr_encoder gpt_oss gradium_phonon_tts granite granite4_vision_text granite_docling_text "
-        "granitemoe granitemoeshared gte helium higgs_audio_v2 hrm_text hy_v3 hyperclovax idefics internlm3 "
-        "iquestcoder jais2 jamba jina_embeddings_v3 kolibri1 lara_mini lasr_encoder llama mimi mimi_decoder "
-        "mimi_encoder minicpm3 minimax ministral mistral mixtral moonshine moshi muse_glimmer_assistant "
-        "nemotron3_diarization_audio olmo olmo2 olmoe openai_privacy_filter paddleocr_vl_text pe_audio_encoder "
-        "pe_audio_video_encoder pe_video_encoder phi phi3 phi4_multimodal phimoe pocket_tts "
-        "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder qwen2 "
-        "qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_5_moe_text "
+        "csm_depth_decoder_model cwm dbrx deepseek_ocr2_encoder deepseek_v2 deepseek_v3 dia_decoder dia_encoder "
+        "diffllama diffusion_gemma_text doge dory dots1 dots3_note_audio_encoder embedding_gemma2_text "
+        "emu3_text_model esm esmc eurobert evolla EvollaModel exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 "
+        "gemma3_text gemma3n_text gemma4_text gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text "
+        "glm4v_text glm5_next_text glm_image_text glm_ocr_text glmasr_encoder gpt_oss gradium_phonon_tts granite "
+        "granite4_vision_text granite_docling_text granite_swa granitemoe granitemoe_swa granitemoehybrid "
+        "granitemoeshared gte helium higgs_audio_v2 hrm_text hy_v3 hyperclovax idefics internlm3 iquestcoder jais2 "
+        "jamba jina_embeddings_v3 kimi_linear kolibri1 laguna lara_mini lasr_encoder llama mellum mimi "
+        "mimi_decoder mimi_encoder minicpm3 minimax minimax_m2 ministral mistral mixtral mllama_text_model moonshine "
+        "moshi muse_glimmer_assistant nemotron3_diarization_audio olmo olmo2 olmo_hybrid olmoe openai_privacy_filter "
+        "paddleocr_vl_text pe_audio_encoder pe_audio_video_encoder pe_video_encoder phi phi3 phi4_multimodal phimoe "
+        "pocket_tts pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder "
+        "qwen2 qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_moe qwen2_vl_text qwen3 qwen3_5_moe_text "
         "qwen3_5_text qwen3_moe qwen3_next qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text "
-        "qwen3_omni_moe_text roformer sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 t5_gemma_module "
-        "t5gemma2_decoder t5gemma2_text ultrabert vaultgemma voxtral_realtime_encoder voxtral_realtime_text"
-    ),
+        "qwen3_omni_moe_text roformer sarvam_mla sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 "
+        "t5_gemma_module t5gemma2_decoder t5gemma2_text ultrabert vaultgemma voxtral_realtime_encoder "
+        "voxtral_realtime_text youtu zaya"
+    ): {},
     # the base, in one release and in another
-    **_all("falcon_h1 kyutai_speech_to_text", changed_default=ChangedDefault("5.0", 1e5)),
-    **_all("exaone", changed_default=ChangedDefault("5.24", 1e4)),
-    **_all("persimmon", changed_default=ChangedDefault("5.0", 25_000.0)),
-    **_all("cohere", changed_default=ChangedDefault("5.0", 1e4)),
+    "falcon_h1 kyutai_speech_to_text": {"changed_default": ChangedDefault("5.0", 1e5)},
+    "exaone": {"changed_default": ChangedDefault("5.24", 1e4)},
+    "persimmon": {"changed_default": ChangedDefault("5.0", 25_000.0)},
+    "cohere": {"changed_default": ChangedDefault("5.0", 1e4)},
     # keys
-    **_all("hunyuan_v1_dense hunyuan_v1_moe", also="alpha"),
-    **_all("ernie4_5 ernie4_5_moe", also="rope_reorder fuse_rope"),
-    **_all("nemotron", also="rope_percent rope_percentage"),
-    **_all("deepseek_ocr2_text unlimited_ocr_text", also="qk_rope_head_dim qk_nope_head_dim use_mla"),
-    **_all("nanochat", also="rope_backward"),
-    **_all("esm granitemoehybrid", also="position_embedding_type"),
-    **_all("mllama_text_model", also="cross_attention_layers"),
-    **_all("granite_swa granitemoe_swa", also="layer_rope_theta"),
-    **_all("minimax_m2", also="rotary_dim"),
-    **_all("recurrent_gemma", also="block_types", names={"block_types": "_block_types"}),
-    **_all("bamba", reads=("rope_theta", "attn_layer_indices", "attn_rotary_emb")),
-    **_all("lfm2 lfm2_moe", also="full_attn_idxs theta use_pos_enc"),
-    **_all("lfm3", also="full_attn_idxs"),
-    **_all("gpt_neox gpt_neox_japanese", reads=_NEOX),
-    **_all("nomic_bert", reads=("rope_theta", "rotary_emb_base", "rotary_emb_fraction")),
-    **_all("gptj codegen", reads=("rotary_dim",), partial=1.0),
-    **_all("jetmoe", reads=("rope_theta", "kv_channels"), **_head(128)),
+    "hunyuan_v1_dense hunyuan_v1_moe": {"also": "alpha"},
+    "ernie4_5 ernie4_5_moe": {"also": "rope_reorder fuse_rope"},
+    "nemotron": {"also": "rope_percent rope_percentage"},
+    "deepseek_ocr2_text unlimited_ocr_text": {"also": "qk_rope_head_dim qk_nope_head_dim use_mla"},
+    "nanochat": {"also": "rope_backward"},
+    "recurrent_gemma": {"names": {"block_types": "_block_types"}},
+    "bamba": {"usual": "rope_theta", "also": "attn_rotary_emb"},
+    "lfm2 lfm2_moe": {"also": "full_attn_idxs theta use_pos_enc"},
+    "lfm3": {"also": "full_attn_idxs"},
+    "codegen gpt_neox gpt_neox_japanese gptj": {"usual": ""},
+    "nomic_bert": {"usual": "rope_theta", "also": "rotary_emb_base rotary_emb_fraction"},
+    "jetmoe": {"usual": "rope_theta"},
+    "nemotron_h": {"usual": "", "also": "attention_head_dim"},
     # the share of rope settings without one
-    **_all(
-        "laguna mellum moonshine_streaming nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp zaya",
-        partial=1.0,
-    ),
-    **_all("step3p5", also="yarn_only_types use_rope_layers", bases={}, partial=1.0),
-    **_all(
-        "mimo_v2 mimo_v2_flash",
-        also="swa_rope_theta",
-        partial=0.334,
-        whole_if_scaled=True,
-        nested=True,
-        bases={_FULL: ("rope_theta", 5e6), _SLIDING: ("swa_rope_theta", 1e4)},
-        **_head(192),
-    ),
-    **_all("molmo2_text", nested=None),
+    "moonshine_streaming nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp": {"partial": 1.0},
+    "step3p5": {"also": "yarn_only_types use_rope_layers", "bases": {}},
+    "mimo_v2 mimo_v2_flash": {
+        "also": "swa_rope_theta",
+        "partial": 0.334,
+        "whole_if_scaled": True,
+        "nested": True,
+        "bases": {_FULL: ("rope_theta", 5e6), _SLIDING: ("swa_rope_theta", 1e4)},
+        "defaults": {"head_dim": 192},
+    },
+    "molmo2_text": {"nested": None},
     # layers without positions
-    **_all(
-        "exaone4_5_text",
-        sliding_only=True,
-        all_without_window=True,
-        pattern=Pattern(4, "sliding_window_pattern"),
-    ),
-    **_all("cohere2_moe muse_glimmer_text muse_spark_text olmo_hybrid", sliding_only=False, no_rope_interval=0),
-    **_all(
-        "zamba2",
-        reads=("rope_theta", "attention_head_dim"),
-        no_rope_interval=0,
-        defaults={"head_dim": None, "attention_head_dim": None},
-    ),
-    **_all("llama4_text", names={"no_rope_layer_interval": "nope_layer_interval"}, query_scale="llama4"),
-    **_all("glm5_next_text kimi_linear", latent=None),
-    **_all("nemotron_h", reads=("attention_head_dim",)),
+    "exaone4_5_text": {
+        "sliding_only": True,
+        "all_without_window": True,
+        "pattern": Pattern(4, "sliding_window_pattern"),
+    },
+    "cohere2_moe muse_glimmer_text muse_spark_text": {"sliding_only": False},
+    "zamba2": {"usual": "rope_theta", "defaults": {"attention_head_dim": None}},
+    "llama4_text": {"names": {"no_rope_layer_interval": "nope_layer_interval"}, "query_scale": "llama4"},
     # a spectrum for each layer type
-    **_all("modernbert", **_MODERNBERT),
-    **_all("modernbert-decoder", **_MODERNBERT, changed_default=ChangedDefault("5.0", 160_000.0, "local_rope_theta")),
-    **_all(
-        "olmo3",
-        bases={_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)},
-        changed_default=ChangedDefault("5.13", 1e4),
-    ),
-    **_all(
-        "dots3_note_text",
-        also="swa_qk_nope_head_dim swa_head_dim",
-        settings={},
-        bases={_SLIDING: ("swa_rope_theta", 5e4), _FULL: ("rope_theta", 8e7), _INDEXED: ("rope_theta", 8e7)},
-        latent="unscaled",
-        indexer=Indexer("interleaved", 128),
-    ),
-    **_all("neomme", partial=1.0, sections=(), interleaved_sections=True),
-    **_all("beam", query_scale="beam"),
+    "modernbert": {"scaled_types": (_FULL, _SLIDING)},
+    "modernbert-decoder": {
+        "scaled_types": (_FULL, _SLIDING),
+        "changed_default": ChangedDefault("5.0", 160_000.0, "local_rope_theta"),
+    },
+    "olmo3": {
+        "bases": {_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)},
+        "changed_default": ChangedDefault("5.13", 1e4),
+    },
+    "dots3_note_text": {
+        "also": "swa_qk_nope_head_dim swa_head_dim",
+        "settings": {},
+        "bases": {_SLIDING: ("swa_rope_theta", 5e4), _FULL: ("rope_theta", 8e7), _INDEXED: ("rope_theta", 8e7)},
+        "latent": "unscaled",
+        "indexer": "interleaved",
+    },
+    "neomme": {"sections": (), "interleaved_sections": True},
+    "beam": {"query_scale": "beam"},
     # latent attention
-    **_all("axk1 deepseek_v3 glm4_moe_lite sarvam_mla youtu", also="rope_interleave"),
-    **_all("deepseek_v2 esmc", **_head(None)),
-    **_all("longcat_flash", defaults={"num_hidden_layers": None, "head_dim": None}),
-    **_all("AXK1 kimi_k2", **_LATENT, also="rope_interleave"),
-    **_all("axk2", indexer=Indexer("half", 128)),
+    "longcat_flash": {"defaults": {"num_hidden_layers": None}},
+    "AXK1 kimi_k2": {
+        "layout": "interleaved",
+        "latent": "scaled",
+        "also": "rope_interleave qk_nope_head_dim qk_rope_head_dim",
+    },
+    "axk2 hy_v4 qwen4_exp_text": {"indexer": "half"},
     # vLLM reads indexer_rope_interleave, which GLM-5 has under this model_type too; transformers does not.
-    **_all("deepseek_v32", also="indexer_rope_interleave", indexer=Indexer("half", 128)),
-    **_all("glm_moe_dsa", also="indexer_rope_interleave", indexer=Indexer("interleaved", 128)),
-    **_all("mistral4", also="rope_interleave", query_scale="beta"),
-    **_all(
-        "mistral_large4_text",
-        also="learned_log_factor query_scales indexer_query_scales",
-        settings=FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
-        no_rope_interval=4,
-        indexer=Indexer("interleaved", 128),
-    ),
-    **_all("hy_v4", also="indexer_part", indexer=Indexer("half", 128)),
-    **_all("hy_v4_vl_text", also="indexer_part", indexer=Indexer("interleaved", 128)),
-    **_all(
-        "deepseek_v4",
-        latent="unscaled",
-        also="rope_on_values indexer_part compress_ratios compress_rates",
-        indexer=Indexer("interleaved", 128),
-        bases={_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
-        scaled_types=_SPARSE,
-        settings={},
-        defaults={"qk_rope_head_dim": None},
-    ),
-    **_all("minimax_m3_vl_text", defaults={"index_head_dim": None}, indexer=Indexer("half", 128)),
-    **_all("ministral3", query_scale="beta"),
+    "deepseek_v32": {"also": "indexer_rope_interleave", "indexer": "half"},
+    "glm_moe_dsa": {"also": "indexer_rope_interleave", "indexer": "interleaved"},
+    "mistral_large4_text": {
+        "also": "learned_log_factor query_scales indexer_query_scales",
+        "settings": FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
+        "defaults": {"no_rope_layer_interval": 4},
+        "indexer": "interleaved",
+    },
+    "hy_v4_vl_text": {"indexer": "interleaved"},
+    "deepseek_v4": {
+        "latent": "unscaled",
+        "also": "rope_on_values compress_ratios compress_rates",
+        "indexer": "interleaved",
+        "bases": {_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
+        "scaled_types": _SPARSE,
+        "settings": {},
+        "defaults": {"qk_rope_head_dim": None},
+    },
+    "minimax_m3_vl_text": {"defaults": {"index_head_dim": None, "rotary_dim": None}, "indexer": "half"},
+    "ministral3 mistral4": {"query_scale": "beta"},
     # positions of several coordinates
-    **_all("ernie4_5_vl_moe_text", also="mrope_alternating"),
-    **_all("qwen3_vl_text qwen3_vl_moe_text", changed_default=ChangedDefault("5.0", 5e6)),
-    **_all("cohere_compass_text", null_settings=True),
-    **_all("qwen4_exp_text", indexer=Indexer("half")),
+    "ernie4_5_vl_moe_text": {"also": "mrope_alternating"},
+    "qwen3_vl_text qwen3_vl_moe_text": {"changed_default": ChangedDefault("5.0", 5e6)},
+    "cohere_compass_text": {"null_settings": True},
     # not in transformers: as in the code with which the models were published
-    **_all(
+    (
         "aquila baichuan deepseek Dream dream internlm internlm2 mimo minicpm orion PanguEmbedded RefinedWeb "
         "RefinedWebModel sdar_moe solar xverse Yi"
-    ),
-    **_all(
-        "deci internlmxcomposer2 minicpmo minicpmv nemotron-nas nemotron_nas qwen2_mtp qwen2_mtp_sensevoice", theta=None
-    ),
-    **_all("llada", also="rope_full_precision alibi_bias_max block_type"),
-    **_all("molmo", also="use_position_ids", theta=None),
-    **_all(
-        "openelm",
-        also="rope_max_length",
-        names={"rope_theta": "rope_freq_constant", "num_hidden_layers": "num_transformer_layers"},
-    ),
-    **_all("phi3small", also="rope_position_scale", names={"rope_theta": "rope_embedding_base"}, theta=1e6),
-    **_all("phi3_v phi4 phi4mm", partial=1.0, defaults={"original_max_position_embeddings": 4096}),
-    **_all("gpt_neox_reward_model", reads=_NEOX, partial=0.25),
-    **_all("minimax_m3", theta=5e6, partial=1.0, indexer=Indexer("half", 128), **_head(128)),
-    **_all("sdar", **_head(128)),
-    **_all("iquestloopcoder", theta=5e5),
-    **_all("step3_text", theta=5e5, **_head(256)),
-    **_all("hunyuan", reads=("rope_theta", "attention_head_dim", "alpha")),
-    **_all("bailing_moe bailing_moe_v2", also="rotary_dim", theta=None, partial=1.0),
-    **_all("minimax_m1 minimax_text_01", also="rotary_dim", theta=None, partial=1.0, **_head(128)),
-    **_all("phi-msft", reads=("rope_theta", "rotary_dim", "flash_rotary"), partial=1.0, defaults={"rotary_dim": 32}),
-    **_all("stablelm_epoch", also="rotary_scaling_factor", names={"partial_rotary_factor": "rope_pct"}, partial=0.25),
-    **_all(
-        "chatglm",
-        layout="interleaved",
-        also="kv_channels rope_ratio original_rope position_encoding_2d interleaved_qkv",
-        names={"partial_rotary_factor": "rotary_percent"},
-        partial=0.5,
-    ),
-    **_all(
-        "qwen",
-        reads=("rotary_emb_base", "rotary_pct", "kv_channels", "use_logn_attn", "use_dynamic_ntk"),
-        partial=1.0,
-        query_scale="logn",
-    ),
+    ): {},
+    "deci internlmxcomposer2 minicpmo minicpmv nemotron-nas nemotron_nas qwen2_mtp qwen2_mtp_sensevoice": {
+        "theta": None
+    },
+    "llada": {"also": "rope_full_precision alibi_bias_max block_type"},
+    "molmo": {"also": "use_position_ids", "theta": None},
+    "openelm": {
+        "also": "rope_max_length",
+        "names": {"rope_theta": "rope_freq_constant", "num_hidden_layers": "num_transformer_layers"},
+    },
+    "phi3small": {"also": "rope_position_scale", "names": {"rope_theta": "rope_embedding_base"}, "theta": 1e6},
+    "phi3_v phi4 phi4mm": {"partial": 1.0, "defaults": {"original_max_position_embeddings": 4096}},
+    "gpt_neox_reward_model": {"usual": _NEOX, "partial": 0.25},
+    "minimax_m3": {
+        "also": "index_head_dim",
+        "theta": 5e6,
+        "partial": 1.0,
+        "indexer": "half",
+        "defaults": {"head_dim": 128},
+    },
+    "sdar": {"defaults": {"head_dim": 128}},
+    "iquestloopcoder": {"theta": 5e5},
+    "step3_text": {"theta": 5e5, "defaults": {"head_dim": 256}},
+    "hunyuan": {"usual": "rope_theta", "also": "attention_head_dim alpha"},
+    "bailing_moe bailing_moe_v2": {"also": "rotary_dim", "theta": None, "partial": 1.0},
+    "minimax_m1 minimax_text_01": {"also": "rotary_dim", "theta": None, "partial": 1.0, "defaults": {"head_dim": 128}},
+    "phi-msft": {
+        "usual": "rope_theta",
+        "also": "rotary_dim flash_rotary",
+        "partial": 1.0,
+        "defaults": {"rotary_dim": 32},
+    },
+    "stablelm_epoch": {
+        "also": "rotary_scaling_factor",
+        "names": {"partial_rotary_factor": "rope_pct"},
+        "partial": 0.25,
+    },
+    "chatglm": {
+        "layout": "interleaved",
+        "also": "kv_channels rope_ratio original_rope position_encoding_2d interleaved_qkv",
+        "names": {"partial_rotary_factor": "rotary_percent"},
+        "partial": 0.5,
+    },
+    "qwen": {
+        "usual": _NEOX,
+        "also": "kv_channels use_logn_attn use_dynamic_ntk",
+        "partial": 1.0,
+        "query_scale": "logn",
+    },
 }
+MODELS = {name: _model(name, **by_hand) for names, by_hand in _GROUPS.items() for name in names.split()}
 # Keys that some class or published file has, which are no misspellings.
 OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("keys", ())).union(
     "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa "
@@ -386,24 +347,20 @@ def canonical_type(name: str) -> str | None:
 # A config without a model_type must have everything, in the keys that `plan_to_config` writes.
 UNNAMED = Model(
     layout=None,
-    reads=(
-        *_USUAL_KEYS, *_NEOX, "rotary_emb_fraction", "rotary_dim", "kv_channels", "attention_head_dim",
-        "qk_rope_head_dim", "attn_layer_indices", "full_attn_idxs", "block_types", "cross_attention_layers",
-        "position_embedding_type", "layer_rope_theta", "rope_interleave", "rope_backward", "alpha",
-        "mrope_alternating", "indexer_part", "indexer_rope_interleave", "query_scales", "indexer_query_scales",
-        "learned_log_factor", "rope_on_values",
-    ),
-    keys=frozenset(
-        "layer_attention layer_types layers_block_type no_rope_layers no_rope_layer_interval qk_nope_head_dim "
-        "index_head_dim indexer_head_dim sliding_window global_head_dim n_layer n_layers num_layers n_embd "
-        "decoder_num_hidden_layers d_model n_head n_heads decoder_num_attention_heads".split()
+    reads=frozenset(
+        f"{_USUAL_KEYS} {_NEOX} rotary_emb_fraction rotary_dim kv_channels attention_head_dim global_head_dim "
+        "qk_rope_head_dim qk_nope_head_dim index_head_dim indexer_head_dim n_embd d_model "
+        "n_head n_heads decoder_num_attention_heads n_layer n_layers num_layers "
+        "decoder_num_hidden_layers layer_types layers_block_type attn_layer_indices full_attn_idxs block_types "
+        "cross_attention_layers no_rope_layers no_rope_layer_interval sliding_window layer_attention "
+        "position_embedding_type layer_rope_theta rope_interleave rope_backward alpha mrope_alternating indexer_part "
+        "indexer_rope_interleave query_scales indexer_query_scales learned_log_factor rope_on_values".split()
     ),
     nested=None,
     null_settings=True,
     partial=1.0,
     latent="scaled",
-    no_rope_interval=0,
     sections=(),
     interleaved_sections=None,
-    indexer=Indexer("half"),
-)  # fmt: skip
+    indexer="half",
+)

@@ -97,18 +97,16 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     values = rewritten(with_class_values(values, model))
     model = model_of(values)
     spellings = rope_settings(values)
-    if len(spellings) == 1:
-        return _plan(values, model, spellings[0], layout, length)
     try:
-        plan, other = (_plan(values, model, settings, layout, length) for settings in spellings)
+        plans, reason = [_plan(values, model, settings, layout, length) for settings in spellings], ""
     except ValueError as error:
-        plan, other, reason = None, 0, f" ({str(error).removeprefix(prefixed(''))})"
-    else:
-        reason = ""
+        if len(spellings) == 1:
+            raise
+        plans, reason = [], f" ({str(error).removeprefix(prefixed(''))})"
     shown = (f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
     message = "{} contradicts {}{}: write all settings into one of them, the base of the model too"
-    require(plan == other, message, *shown, reason)
-    return other  # of rope_parameters
+    require(plans and plans[0] == plans[-1], message, *shown, reason)
+    return plans[-1]
 
 
 def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:
@@ -120,7 +118,7 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
     depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
     length = length if depends_on_length else None
     indexer = _indexer(config, layers, length)
-    rotates_values = "rope_on_values" in config.model.reads and config.get_flag("rope_on_values")
+    rotates_values = config.get_flag("rope_on_values")
     softmax_scale = _softmax_scale(completed)
     layers = with_attention(config, layers, softmax_scale)
     part = "last" if config.latent and completed else "first"
@@ -129,23 +127,20 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
 
 def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> RotaryPlan | None:
     """The plan of sparse attention's indexer: the spectra of the layers, in heads of its own width."""
-    names, flag, reads = ("index_head_dim", "indexer_head_dim"), "indexer_rope_interleave", config.model.reads
-    part = config.get("indexer_part", default="first") if "indexer_part" in reads else "first"
-    part, facts = checks.one_of("indexer_part", part, ("first", "last")), config.model.indexer
-    if not facts:
-        return None
-    name, head_dim = config.spelling(*names), config.get(*names, default=facts.head_dim)
+    names, model = ("index_head_dim", "indexer_head_dim"), config.model
+    # Every class that has index_head_dim has this default.
+    default = 128 if config.model_type and names[0] in model.reads else None
+    head_dim = config.get(*names, default=default) if model.indexer else None
     if head_dim is None:
         return None
+    name, widest = config.spelling(*names), max(layer.rotary_dim for layer in layers)
     head_dim = checks.positive_int(name, head_dim)
-    layout = facts.layout
-    if flag in reads and config.look_up(flag):
-        layout = "interleaved" if config.get_flag(flag) else "half"
-    widest = max(layer.rotary_dim for layer in layers)
     require(head_dim >= widest, "{} must be at least {}, got {}", name, widest, head_dim)
-    narrowed = {layer: dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in set(layers)}
-    layers = with_written_scales(config, "indexer_query_scales", [narrowed[layer] for layer in layers])
-    return RotaryPlan(tuple(layers), layout, part, length=length)
+    part = checks.part("indexer_part", config.get("indexer_part", default="first"))
+    interleaved = config.get_flag("indexer_rope_interleave", default=model.indexer == "interleaved")
+    layers = [dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in layers]
+    layers = with_written_scales(config, "indexer_query_scales", layers)
+    return RotaryPlan(tuple(layers), "interleaved" if interleaved else "half", part, length=length)
 
 
 def _all_layers(config: Config, settings: Values, length: int | None) -> list[RotaryLayer]:
@@ -190,17 +185,16 @@ def _layout(config: Config, layout: Any) -> Layout:
     """Which features make a pair, as the caller, the model's code or the config says, in this order."""
     model, own = config.model, LAYOUT_FLAGS[0]
     # Where positions have coordinates, `interleaved` may be about these.
-    written = config.look_up(*LAYOUT_FLAGS[: None if model.sections is None else -1])
-    layouts: dict[str, Layout] = {name: "interleaved" if config.get_flag(name) else "half" for name in written}
+    names = LAYOUT_FLAGS if model.sections is None else LAYOUT_FLAGS[:-1]
+    interleaved: dict[str, Any] = {name: config.get_flag(name) for name in config.look_up(*names)}
     if layout is not None:
         return checks.layout("layout", layout)
-    if own not in model.reads or own not in layouts:
-        if own in model.reads:
-            config.default_unless_null(model.layout == "interleaved" or None, own)  # a null means halves
-        if model.layout:
-            layouts[f"the layout of model_type {config.model_type!r}"] = model.layout
-    require(layouts, 'layout must be given, "half" or "interleaved", for a config without a model_type')
-    return agreed_value(layouts, written=written)
+    if own in model.reads:
+        config.default_unless_null(model.layout == "interleaved" or None, own)
+    if model.layout and not (own in model.reads and own in interleaved):
+        interleaved[f"that of model_type {config.model_type!r}"] = model.layout == "interleaved"
+    require(interleaved, 'layout must be given, "half" or "interleaved", for a config without a model_type')
+    return "interleaved" if agreed_value(interleaved) else "half"
 
 
 def _softmax_scale(completed: list[dict[str, Any]]) -> float:

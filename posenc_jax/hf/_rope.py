@@ -35,26 +35,22 @@ Settings = dict[str, Any]
 Make = Callable[[], Any]  # makes the Frequencies
 
 
-def canonical(rope_type: Any) -> Any:
-    """A rope type by its name in transformers 5."""
-    return _ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
-
-
 def rope_type_of(settings: Values) -> str:
     """The rope type, by its name in transformers 5."""
     written = settings.look_up("rope_type", "type")
+    if not written:
+        return settings.default_unless_null("default", "rope_type", "type")
     for key, name in written.items():
         reason = _REFUSED_TYPES.get(str(name))
         require(not reason, "{} = {!r} is not read: {}", key, name, reason)
-    names = {key: canonical(name) for key, name in written.items()}
-    if not names:
-        return settings.default_unless_null("default", "rope_type", "type")
-    result = agreed_value(names, written=written)
-    if not equal(result, _STEPS):
-        result = checks.one_of(next(iter(written)), result, sorted(set(_TYPES) - {_STEPS}))
+    names: list[Any] = [_ALIASES.get(str(name), name) for name in written.values()]
+    if not equal(names[0], names[-1]):
+        check_agreement(written)
+    if not equal(names[0], _STEPS):
+        checks.one_of(next(iter(written)), names[0], sorted(_TYPES.keys() - {_STEPS}))
     has_sections = "mrope" not in written.values() or settings.look_up("mrope_section")
     require(has_sections, "{}mrope_section is missing", settings.label)
-    return result
+    return names[0]
 
 
 def default_share(settings: Values, config: Config) -> float:
@@ -100,11 +96,6 @@ class Rope:
         value = self.settings.get_number("factor", None)
         return self.maximum() / self.original() if value is None else value
 
-    def required_factor(self) -> float:
-        """The factor, which the config must give."""
-        require(self.settings.look_up("factor"), "{}factor is missing", self.settings.label)
-        return self.factor()
-
     def required_length(self) -> int:
         """The length, which the caller must give."""
         if self.length is None:
@@ -125,16 +116,17 @@ def _default(rope: Rope) -> tuple[Settings, Make]:
 
 
 def _linear(rope: Rope) -> tuple[Settings, Make]:
-    factor = rope.required_factor()
+    factor = rope.settings.get_number("factor")
     return {"factor": factor}, lambda: linear_scaling(rope.unscaled(), factor)
 
 
 def _dynamic(rope: Rope) -> tuple[Settings, Make]:
-    if "alpha" in rope.config.model.reads and (alpha := rope.settings.get_number("alpha", None)):
+    alpha = rope.settings.get_number("alpha", None)
+    if alpha:
         # Hunyuan's configs also have a factor of 1 and YaRN's keys, which its code does not read.
         check_agreement(rope.settings.look_up("factor") | {"the factor that goes with alpha": 1.0})
         return {"alpha": alpha}, partial(ntk, rope.width, rope.theta, alpha)
-    factor, maximum = rope.required_factor(), rope.maximum()
+    factor, maximum = rope.settings.get_number("factor"), rope.maximum()
     make = partial(dynamic_ntk, rope.width, rope.theta, factor, maximum, rope.required_length())
     return {"factor": factor, MAXIMUM: maximum}, make
 
@@ -147,43 +139,43 @@ def _dynamic_steps(rope: Rope) -> tuple[Settings, Make]:
 
 
 def _yarn(rope: Rope) -> tuple[Settings, Make]:
+    """YaRN, with the keys of its first code and of vLLM too."""
     settings = rope.settings
     # A null factor means the ratio of the lengths; an absent one is an error.
-    factor = rope.factor() if settings.is_null("factor") else rope.required_factor()
-    truncate = settings.get("truncate", default=True)
-    message = "{}truncate = False, which transformers does not read in settings for a layer type"
+    factor = rope.factor() if settings.is_null("factor") else settings.get_number("factor")
+    truncate = settings.get_flag("truncate", default=True)
     is_read = not (settings.of_layer_type or rope.config.model.bases)
-    require(truncate is not False or is_read, message, settings.label)
-    original = rope.original()
-    mscale, all_dim = settings.get_number("mscale", None), settings.get_number("mscale_all_dim", None)
-    if "deepseek_yarn" in settings.look_up("rope_type", "type").values():  # vLLM's name, with its own defaults
-        default = temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim or 0.0)
-    elif mscale and all_dim:
-        default = temperature(factor, mscale) / temperature(factor, all_dim)
-    else:
-        default = temperature(factor)
-    default, amplitude = _scaled_amplitude(settings, default), settings.get_number("attention_factor", None)
-    options = {
+    message = "{}truncate = False, which transformers does not read in settings for a layer type"
+    require(truncate or is_read, message, settings.label)
+    original, all_dim = rope.original(), settings.get_number("mscale_all_dim", None) or 0.0
+    completed = {
         "beta_fast": settings.get_number("beta_fast", None) or 32.0,
         "beta_slow": settings.get_number("beta_slow", None) or 1.0,
         "truncate": truncate,
-        "attention_factor": default if amplitude is None else amplitude,
+        "attention_factor": _amplitude(settings, factor, all_dim),
     }
-    make = partial(yarn, rope.width, rope.theta, factor, original, **options)
+    make = partial(yarn, rope.width, rope.theta, factor, original, **completed)
     others = {"factor": factor, ORIGINAL: original} | ({"mscale_all_dim": all_dim} if all_dim else {})
-    return options | others, make
+    return completed | others, make
 
 
-def _scaled_amplitude(settings: Values, amplitude: float) -> float:
-    """The amplitude, multiplied or dropped by keys of the first YaRN code and of vLLM."""
+def _amplitude(settings: Values, factor: float, all_dim: float) -> float:
+    """YaRN's amplitude, by attention_factor or by the keys that change its default."""
     message = "{}extrapolation_factor must be 1, which keeps fast pairs as they are, got {}"
     extrapolation = settings.get_number("extrapolation_factor", 1.0)
     require(extrapolation == 1, message, settings.label, extrapolation)
-    factor, is_scaled = settings.get_number("attn_factor", 1.0), settings.get_flag("apply_yarn_scaling", default=True)
-    for name, value in settings.look_up("attention_factor").items():
+    scale, applies = settings.get_number("attn_factor", 1.0), settings.get_flag("apply_yarn_scaling", default=True)
+    amplitude, mscale = settings.get_number("attention_factor", None), settings.get_number("mscale", None)
+    if amplitude is not None:
         others = ", ".join(settings.look_up("attn_factor", "apply_yarn_scaling"))
-        require(factor == 1 and is_scaled, "{} = {!r:.60} contradicts {}", name, value, others)
-    return factor * (amplitude if is_scaled else 1.0)
+        require(scale == 1 and applies, "{}attention_factor = {} contradicts {}", settings.label, amplitude, others)
+        return amplitude
+    if not applies:
+        return scale
+    if "deepseek_yarn" in settings.look_up("rope_type", "type").values():  # vLLM's name, with its own defaults
+        return scale * temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim)
+    is_ratio = mscale and all_dim
+    return scale * (temperature(factor, mscale) / temperature(factor, all_dim) if is_ratio else temperature(factor))
 
 
 def _longrope(rope: Rope) -> tuple[Settings, Make]:
@@ -192,20 +184,20 @@ def _longrope(rope: Rope) -> tuple[Settings, Make]:
         name: checks.sequence(settings.label + name, settings.get_required(name), "numbers")
         for name in ("short_factor", "long_factor")
     }
-    lengths = {"original_max": rope.original(), "factor": rope.factor(), "length": rope.required_length()}
+    original, length = rope.original(), rope.required_length()
     # Phi-3-small and Phi-3.5-MoE have one amplitude for each list.
-    amplitudes = {name: settings.get_number(name, None) for name in ("short_mscale", "long_mscale")}
-    of_list = amplitudes["long_mscale" if lengths["length"] > lengths["original_max"] else "short_mscale"]
+    of_list = settings.get_number("long_mscale" if length > original else "short_mscale", None)
     amplitude = settings.get_number("attention_factor", None)
     amplitude = of_list if amplitude is None else amplitude
     message = "{}attention_factor = {} contradicts short_mscale and long_mscale"
     require(of_list in (None, amplitude), message, settings.label, amplitude)
-    others = {"factor": lengths["factor"], ORIGINAL: lengths["original_max"], "attention_factor": amplitude}
-    return lists | others, lambda: longrope(rope.unscaled(), **lists, **lengths, attention_factor=amplitude)
+    options = {"factor": rope.factor(), "attention_factor": amplitude}
+    make = lambda: longrope(rope.unscaled(), **lists, **options, original_max=original, length=length)  # noqa: E731
+    return {**lists, **options, ORIGINAL: original}, make
 
 
 def _llama3(rope: Rope) -> tuple[Settings, Make]:
-    factor = rope.required_factor()
+    factor = rope.settings.get_number("factor")
     bounds = {name: rope.settings.get_number(name) for name in ("low_freq_factor", "high_freq_factor")}
     original = rope.original()
     others = {"factor": factor, ORIGINAL: original}
@@ -220,17 +212,17 @@ def _proportional(rope: Rope) -> tuple[Settings, Make]:
     return {name: fraction, "factor": factor}, partial(proportional, rope.width, rope.theta, fraction, factor)
 
 
-# The keys that may stand beside each rope type; those of the first YaRN code and of vLLM too.
-_YARN_KEYS = (
-    "factor beta_fast beta_slow mscale mscale_all_dim attention_factor attn_factor extrapolation_factor truncate "
-    "finetuned apply_yarn_scaling original_max_position_embeddings"
-)
+# The function of each rope type, and the keys that may stand beside it.
 _TYPES: dict[str, tuple[Callable[[Rope], tuple[Settings, Make]], str]] = {
     "default": (_default, ""),
     "linear": (_linear, "factor"),
     "dynamic": (_dynamic, "factor"),
     _STEPS: (_dynamic_steps, ""),
-    "yarn": (_yarn, _YARN_KEYS),
+    "yarn": (
+        _yarn,
+        "factor beta_fast beta_slow mscale mscale_all_dim attention_factor attn_factor extrapolation_factor truncate "
+        "finetuned apply_yarn_scaling original_max_position_embeddings",
+    ),
     "longrope": (
         _longrope,
         "factor short_factor long_factor short_mscale long_mscale attention_factor original_max_position_embeddings",
@@ -238,13 +230,12 @@ _TYPES: dict[str, tuple[Callable[[Rope], tuple[Settings, Make]], str]] = {
     "llama3": (_llama3, "factor low_freq_factor high_freq_factor original_max_position_embeddings"),
     "proportional": (_proportional, "factor"),
 }
-_ALL_TYPES = "rope_type", "type", "rope_theta", SHARES[0], MAXIMUM
-_OF_MODELS = {"alpha", "rope_backward", "mrope_alternating", LEARNED}  # for types that read them
 
 
 def _known_keys(rope_type: str, model: Model) -> set[str]:
     """The keys that may stand in the rope settings of a type."""
-    known = {*_ALL_TYPES, *_TYPES[rope_type][1].split(), *_OF_MODELS.intersection(model.reads)}
+    known = {"rope_type", "type", "rope_theta", SHARES[0], MAXIMUM, *_TYPES[rope_type][1].split()}
+    known |= model.reads & {"alpha", "rope_backward", "mrope_alternating", LEARNED}
     if model.sections is not None:
         known |= {"mrope_section", "mrope_interleaved", "interleaved"}
     if model.query_scale == "beta":
@@ -254,36 +245,29 @@ def _known_keys(rope_type: str, model: Model) -> set[str]:
     return known
 
 
-def _with_coordinates(rope: Rope, frequencies: Frequencies, label: str) -> tuple[Frequencies, Settings]:
+def _with_coordinates(rope: Rope, frequencies: Frequencies) -> tuple[Frequencies, Settings]:
     """The frequencies with their pairs divided among coordinates, and the settings for that, if there are any."""
     model, settings, model_type = rope.config.model, rope.settings, rope.config.model_type
     sections = None if model.sections is None else settings.get("mrope_section", default=model.sections or None)
     if sections is None:
         return frequencies, {}
-    name, count = f"{settings.label}mrope_section", frequencies.num_pairs
-    message = "{} is missing, and {} of model_type {!r} do not sum to {} pairs"
-    fits = settings.look_up("mrope_section") or sum(sections) == count
-    require(fits, message, name, sections, model_type, count)
+    name = next(iter(settings.look_up("mrope_section")), f"the mrope_section of model_type {model_type!r}")
     sections = checks.positive_ints(name, sections)
-    require(len(sections) <= 3 or not model_type, "{} must have three sections, got {}", name, sections)
-    if "mrope_alternating" in model.reads and settings.get_flag("mrope_alternating"):
-        frequencies = _alternating(frequencies, sections)
-        return frequencies, {"mrope_section": sections, "mrope_alternating": True}
+    require(not (model_type and sections[3:]), "{} must have three sections, got {}", name, sections)
+    completed = {"mrope_section": sections}
+    if settings.get_flag("mrope_alternating"):  # in ERNIE; pairs of time come last
+        fits = len(sections) == 3 and sections[0] == sections[1] and sum(sections) == frequencies.num_pairs
+        message = "{} must be height, width and time, the first two equal, of {} pairs, got {}"
+        require(fits, message, name, frequencies.num_pairs, sections)
+        axes = (1, 2) * sections[0] + (0,) * sections[2]
+        return dataclasses.replace(frequencies, axes=axes), completed | {"mrope_alternating": True}
     flags = settings.look_up("mrope_interleaved", "interleaved")
     if model.interleaved_sections is not None:
         flags[f"that of model_type {model_type!r}"] = model.interleaved_sections
     interleaved = agreed_value(flags, False)
-    with labelled(label):
+    with labelled(name):
         frequencies = multi_section(frequencies, sections, interleaved=interleaved)
-    return frequencies, {"mrope_section": sections, "mrope_interleaved": bool(interleaved)}
-
-
-def _alternating(frequencies: Frequencies, sections: tuple[int, ...]) -> Frequencies:
-    """ERNIE's M-RoPE: pairs of height and width alternate, and those of time come last."""
-    fits = len(sections) == 3 and sections[0] == sections[1] and sum(sections) == frequencies.num_pairs
-    message = "mrope_section must be height, width and time, the first two equal, of {} pairs, got {}"
-    require(fits, message, frequencies.num_pairs, sections)
-    return dataclasses.replace(frequencies, axes=(1, 2) * sections[0] + (0,) * sections[2])
+    return frequencies, completed | {"mrope_interleaved": bool(interleaved)}
 
 
 def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
@@ -294,24 +278,19 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
         rope.maximum()
     is_known = rope_type != _STEPS or model.query_scale == "logn" or not rope.config.model_type
     require(is_known, "{}rope_type = {!r} is not known", settings.label, rope_type)
-    known = _known_keys(rope_type, model)
-    scaled = settings.look_up(*{key for _, keys in _TYPES.values() for key in keys.split()} - known)
-    message = "{}rope_type is missing beside {}"
-    require(written or not scaled, message, settings.label, ", ".join(f"{k} = {x!r:.60}" for k, x in scaled.items()))
-    settings.reject_unknown(known, f"rope_type {rope_type!r}")
+    reads = f"rope_type {rope_type!r}" if written else "the rope_type 'default', because none is written"
+    settings.reject_unknown(_known_keys(rope_type, model), reads)
     completed, make = _TYPES[rope_type][0](rope)
-    backward = "rope_backward" in model.reads and settings.get_flag("rope_backward")
+    backward, learned = settings.get_flag("rope_backward"), settings.get_string(LEARNED)
     label = next((f"{key} {name!r}" for key, name in written.items()), settings.name or "rope_type")
     with labelled(label):
         frequencies = make()
-    frequencies, coordinates = _with_coordinates(rope, frequencies, label)
+    frequencies, coordinates = _with_coordinates(rope, frequencies)
     if backward:
         frequencies = dataclasses.replace(frequencies, cycles=tuple(-cycles for cycles in frequencies.cycles))
         completed["rope_backward"] = True
-    if LEARNED in model.reads and (learned := settings.get_string(LEARNED)):
+    if learned:
         completed[LEARNED] = learned
     if "attention_factor" in completed:
         completed["attention_factor"] = frequencies.attention_factor
-    if "truncate" in completed:
-        completed["truncate"] = bool(completed["truncate"])  # not NumPy's
     return frequencies, {"rope_type": rope_type, "rope_theta": rope.theta} | completed | coordinates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._jax import checks
@@ -27,88 +27,62 @@ def rope_settings(values: Mapping[str, Any]) -> list[Values]:
     return [settings for settings in result if settings.values] or [Values({}, "rope_parameters")]
 
 
-def _class_settings(config: Config, layer_type: str) -> dict[str, Any]:
+def _class_settings(config: Config, layer_type: str) -> Values | None:
     """The rope settings of the class for a layer type, without those for which keys outside them stand."""
     model, given = config.model, config.values.keys() & config.model.reads
     settings = model.settings.get(layer_type, {}) if model.nested else model.settings
+    if settings is None:
+        return None
     outside = {"rope_theta"} if model.bases or model.changed_default or given.intersection(_BASES) else set()
     outside |= {SHARES[0]} if given.intersection((*SHARES, "rotary_dim")) else set()
-    return {key: value for key, value in settings.items() if key not in outside}
+    return Values({key: value for key, value in settings.items() if key not in outside})
 
 
 def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
     """The rope settings of each layer type; a type with None, or without an entry, has no positions."""
-    model, name = config.model, settings.name
-    if any(key in types or isinstance(value, Mapping) for key, value in settings.values.items()):
+    model, name, values = config.model, settings.name, settings.values
+    is_nested = any(key in types or isinstance(value, Mapping) for key, value in values.items())
+    # A type without settings of its own that is not known would have no positions.
+    unknown = set(types) - ROTATING - WITHOUT_POSITIONS - model.bases.keys() - (values.keys() if is_nested else set())
+    message = "the layer types {} of {} are not known"
+    require(not unknown, message, sorted(unknown), config.spelling("layer_types", "layers_block_type"))
+    if is_nested:
         message = "{} must hold one set of settings, not those of layer types, got {!r:.60}"
         is_read = model.nested is not False and not (model.bases and name == RAW[0])
-        require(is_read, message, name, settings.values)  # transformers ignores them, or fails
+        require(is_read, message, name, values)  # transformers ignores them, or fails
         return _nested(config, settings, types)
-    _check_types(config, types)
-    if model.nested and settings.values and (name == RAW[1] or not model.bases):
+    if model.nested and values and (name == RAW[1] or not model.bases):
         rotating = sorted(set(types) - WITHOUT_POSITIONS)
         raise invalid(f"{name} must hold settings for each of the layer types {rotating}")
-    result: dict[str, Values | None] = {}
-    for layer_type in dict.fromkeys(types):
-        if settings.values and layer_type in (model.scaled_types if model.bases else types):
-            result[layer_type] = settings
-        elif model.nested and model.settings.get(layer_type, 0) is None:
-            result[layer_type] = None
-        else:
-            result[layer_type] = Values(_class_settings(config, layer_type))
-    return result
+    scaled = () if not values else model.scaled_types if model.bases else types
+    return {x: settings if x in scaled else _class_settings(config, x) for x in dict.fromkeys(types)}
 
 
 def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
     """Settings that have an entry for each layer type."""
-    result = {layer_type: _settings_of_type(config, settings, layer_type, types) for layer_type in settings.values}
-    by_class = config.model.pattern or config.model_type and "layer_types" in config.model.keys
-    has_types = config.look_up("layer_types", "layers_block_type") or by_class
+    model, name = config.model, settings.name
+    result: dict[str, Values | None] = {}
+    for layer_type, value in settings.values.items():
+        fits, label = layer_type in types or layer_type in ROTATING, f"{name}.{layer_type}"
+        require(fits, "the key {} = {!r:.60} is none of the layer_types", label, value)
+        message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
+        may_be_null = model.null_settings or layer_type not in ROTATING
+        require(value is not None or may_be_null, message, label, config.model_type)
+        result[layer_type] = None if value is None else Values(parse_mapping(label, value), label, of_layer_type=True)
+    has_types = config.model_type or config.look_up("layer_types", "layers_block_type")
     message = "layer_types is missing, and {} has settings for {}"
-    require(has_types or result.keys() <= set(types), message, settings.name, sorted(result))
-    _check_types(config, types, result)
+    require(has_types or result.keys() <= set(types), message, name, sorted(result))
     for layer_type in sorted(ROTATING.intersection(types)):
-        require(layer_type in result, "{}.{} is missing", settings.name, layer_type)
-    rotating = [type_settings.values for type_settings in result.values() if type_settings is not None]
-    for names, default in ((_BASES, None), (SHARES, config.model.partial)):
-        outer = None if names is _BASES and config.model.bases else agreed_value(config.look_up(*names), None)
-        inner = [default if values.get(names[0]) is None else values[names[0]] for values in rotating]
-        fits = outer is None or any(value is None or equal(value, outer) for value in inner)
-        message = "{} = {!r:.60} contradicts {}, whose layer types have {}"
-        require(fits, message, config.spelling(*names), outer, settings.name, inner or "no positions")
+        require(layer_type in result, "{}.{} is missing", name, layer_type)
+    rotating = [of_type.values for of_type in result.values() if of_type is not None]
+    for names, default in ((_BASES, None), (SHARES, model.partial)):
+        outside = {} if names is _BASES and model.bases else config.look_up(*names)
+        for key, outer in outside.items():
+            inner = [default if values.get(names[0]) is None else values[names[0]] for values in rotating]
+            fits = any(value is None or equal(value, outer) for value in inner)
+            message = "{} = {!r:.60} contradicts {}, whose layer types have {}"
+            require(fits, message, key, outer, name, inner or "no positions")
     return result
-
-
-def _check_types(config: Config, types: list[str], with_settings: Collection[str] = ()) -> None:
-    """Raises for layer types that are not known and have no settings of their own: they would have no positions."""
-    unknown = sorted(set(types) - ROTATING - WITHOUT_POSITIONS - config.model.bases.keys() - set(with_settings))
-    spelling = config.spelling("layer_types", "layers_block_type")
-    require(not unknown, "the layer types {} of {} are not known", unknown, spelling)
-
-
-def _settings_of_type(config: Config, settings: Values, layer_type: str, types: list[str]) -> Values | None:
-    """The settings of one layer type; None if it has no positions."""
-    name, value = f"{settings.name}.{layer_type}", settings.values[layer_type]
-    fits = layer_type in types or layer_type in ROTATING
-    require(fits, "the key {} = {!r:.60} is none of the layer_types", name, value)
-    if value is not None:
-        return Values(parse_mapping(name, value), name, of_layer_type=True)
-    message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
-    require(config.model.null_settings or layer_type not in ROTATING, message, name, config.model_type)
-    return None
-
-
-def _check_base_kept(settings: Values, default: float | None) -> None:
-    """Raises for a scaling without a base, which settings that replace those of a file have lost.
-
-    Files from before 2024 may have none; they say `type` in rope_scaling.
-    """
-    message = (
-        "{}rope_theta is missing beside rope_type = {!r}: transformers takes {}, which the model may not "
-        "have been trained with: write its base"
-    )
-    fits = settings.name == RAW[0] and not settings.look_up("rope_type") or rope_type_of(settings) == "default"
-    require(fits, message, settings.label, rope_type_of(settings), default)
 
 
 def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, Any]) -> None:
@@ -128,26 +102,30 @@ def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, An
 def base_of(settings: Values, config: Config, layer_type: str) -> float:
     """The base of a layer type with these rope settings."""
     model, inside = config.model, settings.look_up("rope_theta")
-    keys, default, unread = tuple(name for name in _BASES if name in model.reads), model.theta, {}
     if model.bases:
         message = "the layer type {!r} is not known for model_type {!r}"
         require(layer_type in model.bases, message, layer_type, config.model_type)
         key, default = model.bases[layer_type]
-        keys = (key,)
+        keys, unread = [key], {}
     else:
-        unread = config.look_up(*(name for name in _BASES if name not in keys))  # the code does not read them
-        default = None if settings.of_layer_type else default
+        keys, default = [key for key in _BASES if key in model.reads], None if settings.of_layer_type else model.theta
+        unread = config.look_up(*(key for key in _BASES if key not in keys))  # the code does not read them
     outside = {} if inside and settings.of_layer_type and not model.bases else config.look_up(*keys)
-    settings.default_unless_null(default or outside or None, "rope_theta")
+    settings.default_unless_null(default or next(iter(outside.values()), None), "rope_theta")
     if not inside and not outside:
-        if not (model.bases and settings.name == RAW[0]):
-            _check_base_kept(settings, default or model.theta)
-        default = config.default_in_release(keys[0] if keys else _BASES[0], config.default_unless_null(default, *keys))
+        # Settings that replace those of a file have lost its base. Files from before 2024, with `type`, may have none.
+        is_old = settings.name == RAW[0] and (model.bases or not settings.look_up("rope_type"))
+        message = (
+            "{}rope_theta is missing beside rope_type = {!r}: transformers takes {}, which the model may not "
+            "have been trained with: write its base"
+        )
+        rope_type, usual = rope_type_of(settings), default or model.theta
+        require(is_old or rope_type == "default", message, settings.label, rope_type, usual)
+        default = config.default_in_release((*keys, _BASES[0])[0], config.default_unless_null(default, *keys))
     if not inside:
         _check_unread_base(config, layer_type, outside)
-    spellings = inside | outside
-    if not spellings and default is not None:
-        spellings = {f"the base of model_type {config.model_type!r}": default}
+    by_default = {} if default is None else {f"the base of model_type {config.model_type!r}": default}
+    spellings = inside | outside or by_default
     base, name = agreed_value(spellings, missing="rope_theta"), next(iter(spellings))
     check_agreement({name: base} | unread)
     return checks.positive(name, base)

@@ -21,7 +21,6 @@ _WORDS = frozenset(
 _NEUTRAL = re.compile("max_.*position|^n_positions$|^num_position|^position_ids?_|_id$|dropout")
 _NEAR = 0.85
 _MISSING: Any = object()
-_SHOWN_TYPES = bool, int, float, str, tuple  # the types of defaults that errors show
 
 
 @lru_cache(maxsize=4096)
@@ -31,15 +30,9 @@ def speaks_of_positions(key: str) -> bool:
     return not (_WORDS.isdisjoint(words) or _NEUTRAL.search(key.lower()))
 
 
-@lru_cache(maxsize=65536)
-def _is_near(key: str, name: str) -> bool:
-    matcher = difflib.SequenceMatcher(None, key.lower(), name.lower())
-    return matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR and matcher.ratio() >= _NEAR
-
-
 def near(key: str, names: Iterable[str]) -> str | None:
-    """The first of `names` that `key` may be a misspelling of."""
-    return next((name for name in names if _is_near(key, name)), None)
+    """The one of `names` that `key` may be a misspelling of."""
+    return next(iter(difflib.get_close_matches(key.lower(), names, 1, _NEAR)), None)
 
 
 def parse_mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[Any, Any]:
@@ -65,25 +58,18 @@ def equal(a: Any, b: Any) -> bool:
         return False
 
 
-def check_agreement(spellings: Mapping[str, Any], written: Mapping[str, Any] | None = None) -> None:
-    """Raises if two spellings of a setting contradict each other; errors show the values of `written`."""
+def check_agreement(spellings: Mapping[str, Any]) -> None:
+    """Raises if two spellings of a setting contradict each other."""
     for name, value in spellings.items():
         first, expected = next(iter(spellings.items()))
         if value is not expected and not equal(value, expected):
-            shown = {**spellings, **(written or {})}
-            raise invalid(f"{first} = {shown[first]!r:.60} contradicts {name} = {shown[name]!r:.60}")
+            raise invalid(f"{first} = {expected!r:.60} contradicts {name} = {value!r:.60}")
 
 
-def agreed_value(
-    spellings: Mapping[str, Any],
-    default: Any = _MISSING,
-    *,
-    missing: str = "",
-    written: Mapping[str, Any] | None = None,
-) -> Any:
-    """The value on which all spellings of a setting agree, or the default; errors show the values of `written`."""
+def agreed_value(spellings: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "") -> Any:
+    """The value on which all spellings of a setting agree, or the default; without one, errors name what is missing."""
     require(spellings or default is not _MISSING, "{} is missing", missing)
-    check_agreement(spellings, written)
+    check_agreement(spellings)
     return next(iter(spellings.values()), default)
 
 
@@ -113,9 +99,8 @@ class Values:
     def default_unless_null(self, default: Any, *names: str) -> Any:
         """`default`, for a setting that is missing; raises for a null, unless the default is None."""
         for name in names:
-            if default is not None and self.is_null(name):
-                usual = f"left out for {default!r:.60}" if isinstance(default, _SHOWN_TYPES) else "left out"
-                raise invalid(f"{self.label}{name} must have a value or be {usual}, got null")
+            message = "{}{} must have a value or be left out for {!r:.60}, got null"
+            require(default is None or not self.is_null(name), message, self.label, name, default)
         return default
 
     def get(self, *names: str, default: Any = None) -> Any:
@@ -139,9 +124,8 @@ class Values:
 
     def get_integer(self, *names: str, default: int | None = None) -> int:
         """The value of a setting, an integer of at least one; required without a default."""
-        if default is not None and not self.look_up(*names):
-            return self.default_unless_null(default, *names)
-        return checks.positive_int(self.spelling(*names), self.get_required(*names))
+        value = self.get_required(*names) if default is None else self.get(*names, default=default)
+        return checks.positive_int(self.spelling(*names), value)
 
     def get_string(self, name: str) -> str | None:
         """The value of a setting that is a string, None if it is not there."""
@@ -151,19 +135,18 @@ class Values:
 
     def get_flag(self, *names: str, default: bool = False) -> bool:
         """The value of a setting that is true or false, or a number instead (Llama 4 has 4)."""
-        spellings = self.look_up(*names)
-        for name, value in spellings.items():
+        for name, value in self.look_up(*names).items():
             require_type(isinstance(value, int), name, "true or false", value)
-        return bool(agreed_value(spellings) if spellings else self.default_unless_null(default, *names))
+        return bool(self.get(*names, default=default))
 
     def get_list(self, *names: str) -> tuple[Any, ...] | None:
         """The value of a setting that is a list, None if it is not there."""
         name, value, expected = self.spelling(*names), self.get(*names), "strings or numbers"
-        result = None if value is None else checks.sequence(name, value, expected)
-        for item in result or ():
-            if getattr(item, "ndim", 0):
-                raise wrong_type(f"{name} must be a sequence of {expected}, got one of {describe(item)}")
-        return result
+        if value is None:
+            return None
+        for item in checks.sequence(name, value, expected):
+            require_type(not getattr(item, "ndim", 0), name, f"a sequence of {expected}", item)
+        return tuple(value)
 
     def reject_unknown(
         self,
@@ -176,11 +159,10 @@ class Values:
 
         `others` are the names of something else.
         """
-        absent = None
+        absent = [name for name in known if self.values.get(name) is None]
         for key, value in parse_string_mapping(self.name or "config", self.values).items():
             if value is None or key in known or key[:1] == "_":  # transformers 4 wrote some private attributes
                 continue
-            absent = [name for name in known if self.values.get(name) is None] if absent is None else absent
             meant = None if key in others else near(key, absent)
             if meant or matters(key):
                 hint = f": is {self.label}{meant} meant?" if meant else ""

@@ -248,4 +248,4 @@ def test_what_the_newest_models_do():
         for name, model, refused in facts(row):
             assert holds(model, refused), f"{row}: {name}"
     for name, model, _ in facts("NoPE layers"):
-        assert model.sliding_only or model.no_rope_interval, name
+        assert model.sliding_only or model.defaults.get("no_rope_layer_interval"), name

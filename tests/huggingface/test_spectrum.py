@@ -57,7 +57,7 @@ REFUSED = {
         "beta_fast = 32 is not read by rope_type 'linear'",
     ),
     "a missing key": ({"rope_type": "linear"}, "rope_parameters.factor is missing"),
-    "no type": ({"factor": 2.0}, "rope_parameters.rope_type is missing beside rope_parameters.factor"),
+    "no type": ({"factor": 2.0}, "rope_parameters.factor = 2.0 is not read by the rope_type 'default'"),
     "no maximum": ({"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings is missing"),
     "no length": ({"rope_type": "dynamic", **DYNAMIC}, "length must be given"),
     "a flag for a number": (
