@@ -127,7 +127,7 @@ def written_attention(layers: Sequence[RotaryLayer]) -> dict[str, Any]:
 def _width(config: Config, model_type: str) -> int:
     """The width of windows or chunks: 0 for none."""
     values = config.values
-    if config.model.takes("use_sliding_window") and not values.get("use_sliding_window"):
+    if "use_sliding_window" in config.model.reads and not values.get("use_sliding_window"):
         return 0
     keys = _WIDTHS.get(model_type, {"sliding_window": int})
     widths = [make(values[key]) for key, make in keys.items() if isinstance(values.get(key), int)]
@@ -143,9 +143,9 @@ def _kinds(config: Config, model_type: str, width: int, layers: Sequence[RotaryL
     kinds = [renamed.get(name, name) for name in layer_types(config, len(layers))]
     if width == 0 or values.get("layer_types") or values.get("layers_block_type"):
         return kinds
-    everywhere = model_type == "recurrent_gemma" or model.takes("sliding_window") and not model.takes("layer_types")
+    everywhere = model_type == "recurrent_gemma" or "sliding_window" in model.reads and "layer_types" not in model.reads
     windowed = _WINDOWED.get(model_type, lambda *_: everywhere)
-    bound = config.get_number("max_window_layers") if model.takes("max_window_layers") else 0
+    bound = config.get_number("max_window_layers") if "max_window_layers" in model.reads else 0
     return [
         _SLIDING if kind == _FULL and windowed(i, layer.rotary_dim > 0, bound) else kind
         for i, (layer, kind) in enumerate(zip(layers, kinds, strict=True))
@@ -165,7 +165,7 @@ def _window(config: Config, model_type: str, kind: str | None, width: int) -> tu
 def _scale(config: Config, model_type: str, head_dim: int) -> float | None:
     """The factor of the scores but for softmax_scale; None if it is not known."""
     for key, power in _SCALES.items():
-        if config.model.takes(key) and key in config.values:  # else the class makes it of head_dim
+        if key in config.model.reads and key in config.values:  # else the class makes it of head_dim
             value = config.values[key]
             return None if value is None else checks.positive(key, value) ** power
     counted = head_dim / 2 if model_type == "zamba2" else head_dim  # counts half of the features

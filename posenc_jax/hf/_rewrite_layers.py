@@ -91,6 +91,7 @@ def zamba2(config: Draft) -> None:
     """use_mem_rope says whether attention, whose heads are twice as wide as usual, has positions."""
     usual = 2 * config.get_integer("hidden_size") // config.get_integer("num_attention_heads")
     config["attention_head_dim"] = config.get("attention_head_dim", default=usual)
+    config.take("kv_channels")  # half of it
     if config.get_flag("use_long_context"):
         config["max_position_embeddings"] = 16384
     config["no_rope_layers"] = [config.get_flag("use_mem_rope")] * config.num_layers

@@ -164,7 +164,9 @@ def dbrx(config: Draft) -> None:
 
 def qwen(config: Draft) -> None:
     """Beyond seq_length, the base grows in steps with the length (use_dynamic_ntk)."""
-    if config.get_flag("use_dynamic_ntk", default=True):
+    is_dynamic = config.get_flag("use_dynamic_ntk", default=True)
+    config.take("use_dynamic_ntk")
+    if is_dynamic:
         config.take_only(rope_scaling={}, rope_parameters={})
         length = config.get_integer("seq_length")
         config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": length}
