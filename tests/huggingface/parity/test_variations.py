@@ -99,7 +99,7 @@ def compare(model_type, seed):
 FIXED = {"cosmos3_edge_text", "esm", "phimoe"}
 REFUSALS = re.compile(
     r"sections must sum to the|must rotate an even number|max_position_embeddings is missing|contradicts rotary_dim|"
-    r"partial_rotary_factor is missing: transformers ignores rotary_dim|is not read by the code of model_type 'esm'"
+    r"partial_rotary_factor is missing: transformers ignores rotary_dim|must be \{\} in model_type 'esm'"
 )
 
 
