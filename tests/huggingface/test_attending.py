@@ -71,6 +71,12 @@ CASES = {
         0.125,
     ),
     "step3p5": ({"rope_theta": 1e4}, [FULL] * 4, [NO_WINDOW] * 4, 0.125),  # the class makes a scale of head_dim
+    "muse_glimmer_text": (  # counts from the last layer
+        {"sliding_window": 6, "num_hidden_layers": 4},
+        [SLIDING] * 3 + [FULL],
+        [(5, None)] * 3 + [NO_WINDOW],
+        0.125,
+    ),
     "granite": ({"attention_multiplier": 0.25}, [FULL] * 4, [NO_WINDOW] * 4, 0.25),
     "deepseek_v3": (
         DEEPSEEK,

@@ -379,6 +379,8 @@ REFUSED = [
      "rope_parameters.sliding_attention must be a mapping, got None: in model_type 'gemma3_text' every layer type has positions"),
     ("gemma3_text", {"rope_scaling": {"full_attention": {}}},
      "rope_scaling must hold one set of settings, not those of layer types, got {'full_attention': {}}"),
+    ("glm4_moe_lite", {"partial_rotary_factor": 0.25},  # a share of the latent width, which is a quarter of the head
+     "partial_rotary_factor = 0.25 contradicts qk_rope_head_dim = 64 of 256 features"),
     ("glm_moe_dsa", {"indexer_rope_interleave": False},
      "indexer_rope_interleave must be True in model_type 'glm_moe_dsa', got False"),
     ("gptj", {"rotary": "false"}, "rotary must be true or false, got str 'false'"),

@@ -98,7 +98,7 @@ def describe(model_type):
         for inverse, factor in filter(None, found.values())
     }
     written, model = config.to_dict(), _models.MODELS[model_type]
-    names = [*SAID, *SETTINGS.get(model_type, ()), *["layer_types", "layers_block_type"] * (model.default_type is None)]
+    names = [*SAID, *SETTINGS.get(model_type, ()), *["layer_types", "layers_block_type"] * (model.pattern is None)]
     said = {key: written[key] for key in names if written.get(key) is not None}
     said |= {key: dict(sorted(value.items())) for key, value in said.items() if isinstance(value, dict)}
     turns = getattr(config, "no_rope_layers", None)  # one where a layer has positions

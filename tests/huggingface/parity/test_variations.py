@@ -98,8 +98,8 @@ def compare(model_type, seed):
 # Of these no variation is read: the class, or what it writes down, takes only its default settings.
 FIXED = {"cosmos3_edge_text", "esm", "phimoe"}
 REFUSALS = re.compile(
-    r"sections must sum to the|must rotate an even number|max_position_embeddings is missing|contradicts rotary_dim|"
-    r"partial_rotary_factor is missing: transformers ignores rotary_dim|must be \{\} in model_type 'esm'"
+    r"sections must sum to the|must rotate an even number|max_position_embeddings is missing|"
+    r"contradicts (rotary_dim|qk_rope_head_dim)|partial_rotary_factor is missing: transformers ignores rotary_dim|must be \{\} in model_type 'esm'"
 )
 
 

@@ -93,7 +93,7 @@ def test_kinds(model_type, listed):
     """Of the config's list, or of the class where it has none."""
     facts, own = _models.MODELS[model_type], settings(model_type)
     if not listed:
-        if facts.default_type is None or model_type in LISTING:
+        if facts.pattern is None or model_type in LISTING:
             pytest.skip("layer types must be listed")
         own.pop("layer_types", None)
     with mock.patch.dict(small.BY_TYPE, {model_type: own}):
