@@ -76,14 +76,19 @@ class Config(Values):
         """Whether attention is latent: only the last features of queries and keys have positions."""
         return self.model.latent is not None and bool(self.model_type or self.look_up("qk_rope_head_dim"))
 
+    @property
+    def label_of_type(self) -> str:
+        """The model_type, as errors name it."""
+        return f"model_type {self.model_type!r}" if self.model_type else "a config without a model_type"
+
     def reject_unknown_keys(self) -> None:
         """Raises for a key that speaks of positions, or is near one that is read, and that the class does not take."""
-        reads, matters = f"model_type {self.model_type!r}", speaks_of_positions if self.model_type else bool
-        self.reject_unknown(_COMMON | self.model.reads, reads, matters, OTHER_KEYS)
+        matters = speaks_of_positions if self.model_type else bool
+        self.reject_unknown(_COMMON | self.model.reads, self.label_of_type, matters, OTHER_KEYS)
 
     def check_flags(self, rotates: bool) -> None:
         """Raises for a flag that the code does not read, and that contradicts it."""
-        has = f"layers of model_type {self.model_type!r} have {'a rotary embedding' if rotates else 'no positions'}"
+        has = f"layers of {self.label_of_type} have {'a rotary embedding' if rotates else 'no positions'}"
         is_read = {"use_mrope": self.model.sections is not None, "use_logn_attn": self.model.query_scale == "logn"}
         for name, rotation in _FLAGS.items():
             if self.look_up(name) and not is_read.get(name):

@@ -192,7 +192,7 @@ def _layout(config: Config, layout: Any) -> Layout:
     if own in model.reads:
         config.default_unless_null(model.layout == "interleaved" or None, own)
     if model.layout and not (own in model.reads and own in interleaved):
-        interleaved[f"that of model_type {config.model_type!r}"] = model.layout == "interleaved"
+        interleaved[f"that of {config.label_of_type}"] = model.layout == "interleaved"
     require(interleaved, 'layout must be given, "half" or "interleaved", for a config without a model_type')
     return "interleaved" if agreed_value(interleaved) else "half"
 

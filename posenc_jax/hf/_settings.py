@@ -124,7 +124,7 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         default = config.default_in_release((*keys, _BASES[0])[0], config.default_unless_null(default, *keys))
     if not inside:
         _check_unread_base(config, layer_type, outside)
-    by_default = {} if default is None else {f"the base of model_type {config.model_type!r}": default}
+    by_default = {} if default is None else {f"the base of {config.label_of_type}": default}
     spellings = inside | outside or by_default
     base, name = agreed_value(spellings, missing="rope_theta"), next(iter(spellings))
     check_agreement({name: base} | unread)
