@@ -43,6 +43,7 @@ def step3p5(config: Draft) -> None:
     config.put_usual_types(lambda i: FULL)
     types = config["layer_types"] = config.take_layers("layer_types")
     if not any(map(is_nested, config.settings)):
+        config.take_only(rope_parameters={}, partial_rotary_factor=1.0)  # the class overwrites them
         base = config.get("rope_theta", default=10_000.0)
         config["rope_theta"] = base if isinstance(base, Sequence) else [base] * len(types)
     _put_lists(config, types, rope_theta="rope_theta", partial_rotary_factor="partial_rotary_factors")
