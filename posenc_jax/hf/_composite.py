@@ -12,7 +12,7 @@ from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import Values, agreed_value, equal, parse_config, reject_refused, speaks_of_positions
 
 # The keys under which a composite config holds its language model.
-_TEXT_KEYS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config"
+_TEXT_KEYS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config", "vlm_config"
 # Composites whose own keys belong to the language model too.
 _SHARED_KEYS = "DeepseekOCR", "deepseek_vl_v2"
 _OLD_KEYS = {"vibepod": ["decoder_config"], "vibevoice": ["decoder_config"], "esmfold2": ["esmc_config"]}

@@ -330,7 +330,7 @@ MODELS = {name: _model(name, **by_hand) for names, by_hand in _GROUPS.items() fo
 # Keys that some class or published file has, which are no misspellings.
 OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("keys", ())).union(
     "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa "
-    "use_mlp rope_global_base_freq".split()
+    "qk_head_dim use_mlp rope_global_base_freq".split()
 )
 # Composites: the key of each part → the type that its class gives it where the file names none.
 PARTS: dict[str, Any] = FACTS["parts"]
