@@ -326,7 +326,13 @@ def spectra(draw: Draw) -> Any:
 
 
 def configs(draw: Draw) -> Any:
-    llama = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}
+    llama = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "rope_theta": 1e4,
+    }
     scaling = pick(
         draw,
         {"rope_type": "linear", "factor": 4.0},
