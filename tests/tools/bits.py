@@ -339,7 +339,7 @@ def configs(draw: Draw) -> Any:
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
         {"rope_type": "dynamic", "factor": 2.0},
     )
-    several = {"model_type": "gemma3_text", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 7}
+    several = llama | {"model_type": "gemma3_text", "num_hidden_layers": 7}
     for config in (llama | {"max_position_embeddings": 4096, "rope_scaling": scaling}, several):
         plan = hf.rotary_from_config(config, length=8192)
         yield plan.layout, plan.part, plan.softmax_scale, plan.length
