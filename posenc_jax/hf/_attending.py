@@ -7,23 +7,19 @@ A config leaves to the code which layers have a window, what its number counts, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import Config
 from posenc_jax.hf._layers import WITHOUT_POSITIONS, layer_types
-from posenc_jax.hf._models import FACTS, canonical_type
+from posenc_jax.hf._models import FACTS, by_model_type, canonical_type
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._values import Values, parse_mapping
 
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _WRITTEN, _FIELDS = "layer_attention", ("kind", "window", "chunk", "score_scale")
-
-
-def _by_type(groups: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for names, value in groups.items() for name in names.split()}
 
 
 # Their layer types say too little, or their masks are no windows or not the same in all modules and caches.
@@ -33,7 +29,7 @@ _OTHER_MASKS = set(
     "t5_gemma_module unlimited_ocr_text".split()
 )
 # Whether a layer has a window where a config lists no types, by its index, whether it rotates, and max_window_layers.
-_WINDOWED = _by_type(
+_WINDOWED = by_model_type(
     {
         "dots1 qwen2 qwen2_5_omni_talker qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text qwen3": (
             lambda i, rotates, start: i >= start
@@ -42,16 +38,15 @@ _WINDOWED = _by_type(
         "smollm3": lambda i, rotates, _: not rotates,
     }
 )
-# Layers of type full_attention have a window in these too.
-_WINDOWED_FULL = {"minimax", "recurrent_gemma"}
 # What transformers calls a layer type that is read here by another name.
-_RENAMED = _by_type(
+_RENAMED = by_model_type(
     {
         "axk2 deepseek_v32 glm_moe_dsa hy_v4 hy_v4_vl_text mistral_large4_text qwen4_exp_text": {
             _FULL: "indexed_attention"
         },
         "lfm2 lfm2_moe lfm3": {"linear_attention": "conv"},
         "molmo2_text": {"scaled": _FULL, "plain": _FULL},
+        "recurrent_gemma": {_FULL: _SLIDING},
     }
 )
 # The keys of the window's width, in their order, and what the code makes of their numbers.
@@ -63,7 +58,7 @@ _WIDTHS: dict[str, dict[str, Callable[[int], int]]] = {
     "recurrent_gemma": {"attention_window_size": int},
 }
 # Windows that look both ways, by their width.
-_BOTH_WAYS = _by_type(
+_BOTH_WAYS = by_model_type(
     {
         "embedding_gemma2_text muse_glimmer_assistant openai_privacy_filter ultrabert": lambda n: (n, n),
         "gemma3_text gemma4_text gemma4_unified_text modernbert": lambda n: (n // 2, n // 2),
@@ -143,7 +138,7 @@ def _kinds(config: Config, model_type: str, width: int, layers: Sequence[RotaryL
     kinds = [renamed.get(name, name) for name in layer_types(config, len(layers))]
     if width == 0 or values.get("layer_types") or values.get("layers_block_type"):
         return kinds
-    everywhere = model_type == "recurrent_gemma" or "sliding_window" in model.reads and "layer_types" not in model.reads
+    everywhere = "sliding_window" in model.reads and "layer_types" not in model.reads
     windowed = _WINDOWED.get(model_type, lambda *_: everywhere)
     bound = config.get_number("max_window_layers") if "max_window_layers" in model.reads else 0
     return [
@@ -156,7 +151,8 @@ def _window(config: Config, model_type: str, kind: str | None, width: int) -> tu
     """(left, right), of which a causal mask bounds the right; None if it is not known, or for chunks."""
     if kind in (None, _CHUNKED):
         return None
-    if width == 0 or kind in (_FULL, "hybrid", "indexed_attention") and model_type not in _WINDOWED_FULL:
+    # Layers of MiniMax that are of type full_attention have a window too.
+    if width == 0 or kind in (_FULL, "hybrid", "indexed_attention") and model_type != "minimax":
         return None, None
     looks_ahead = _FLAGS.get(model_type) in (None, config.values.get("use_bidirectional_attention"))
     return _BOTH_WAYS[model_type](width) if looks_ahead and model_type in _BOTH_WAYS else (width - 1, None)

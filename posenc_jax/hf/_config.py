@@ -9,12 +9,7 @@ from typing import Any
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._models import MODELS, OTHER_KEYS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._values import (
-    Values,
-    check_agreement,
-    reject_refused,
-    speaks_of_positions,
-)
+from posenc_jax.hf._values import Values, check_agreement, reject_refused, speaks_of_positions
 
 ORIGINAL = "original_max_position_embeddings"
 VERSION = "transformers_version"

@@ -47,7 +47,7 @@ def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -
     outside = {} if settings.of_layer_type else config.look_up(*SHARES)
     shares = inside | {name: share for name, share in outside.items() if name in reads}
     if config.latent:
-        wholes = (width,) if config.model.partial == 1 else (head_dim, width)  # the whole, if the class says so
+        wholes = (width,) if config.model.partial == 1 else (head_dim, width)  # 1: the class counts it of the width
         for name, share in (shares | config.look_up(_SHARE)).items():
             if width not in (_share_of(name, share, n) for n in wholes):
                 raise invalid(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")

@@ -48,9 +48,6 @@ class ChangedDefault(NamedTuple):
     key: str = "rope_theta"
 
 
-_USUAL_KEYS = "rope_theta partial_rotary_factor"
-
-
 @dataclasses.dataclass(frozen=True)
 class Model:
     """The facts of a model_type.
@@ -141,6 +138,14 @@ def _bases(settings: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, 
         for layer_type in [where] if isinstance(where, str) else where:
             result[layer_type] = key, settings[layer_type]["rope_theta"]
     return result if result.keys() == settings.keys() else {}
+
+
+def by_model_type(groups: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of each model type, from those of groups, whose names spaces separate."""
+    return {name: value for names, value in groups.items() for name in names.split()}
+
+
+_USUAL_KEYS = "rope_theta partial_rotary_factor"
 
 
 def _model(name: str, *, usual: str = _USUAL_KEYS, also: str = "", **by_hand: Any) -> Model:
@@ -326,7 +331,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "query_scale": "logn",
     },
 }
-MODELS = {name: _model(name, **by_hand) for names, by_hand in _GROUPS.items() for name in names.split()}
+MODELS = {name: _model(name, **by_hand) for name, by_hand in by_model_type(_GROUPS).items()}
 # Keys that some class or published file has, which are no misspellings.
 OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("keys", ())).union(
     "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa "

@@ -8,7 +8,8 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import POSITIONS
 from posenc_jax.hf._layers import COUNTS
-from posenc_jax.hf._rewriting import FULL, LINEAR, SLIDING, Draft, by_model_type
+from posenc_jax.hf._models import by_model_type
+from posenc_jax.hf._rewriting import FULL, LINEAR, SLIDING, Draft
 from posenc_jax.hf._values import Values, equal, parse_mapping
 
 

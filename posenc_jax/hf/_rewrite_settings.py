@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import ORIGINAL, POSITIONS
-from posenc_jax.hf._models import FACTS
-from posenc_jax.hf._rewriting import FULL, SLIDING, Draft, by_model_type, extended, is_nested
+from posenc_jax.hf._models import FACTS, by_model_type
+from posenc_jax.hf._rewriting import FULL, SLIDING, Draft, extended, is_nested
 from posenc_jax.hf._rope import SHARES
 from posenc_jax.hf._values import Values, agreed_value, equal, parse_mapping
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from posenc_jax.hf import _rewrite_layers as layers
 from posenc_jax.hf import _rewrite_settings as settings
-from posenc_jax.hf._models import FACTS, canonical_type
-from posenc_jax.hf._rewriting import FULL, Draft, by_model_type
+from posenc_jax.hf._models import FACTS, by_model_type, canonical_type
+from posenc_jax.hf._rewriting import FULL, Draft
 from posenc_jax.hf._values import equal
 
 _NO_SCALING = {"rope_scaling": {}, "rope_parameters": {}}

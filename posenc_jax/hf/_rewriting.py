@@ -109,8 +109,3 @@ def extended(settings: Values, **more: Any) -> Values:
 def is_nested(settings: Values) -> bool:
     """Whether rope settings have an entry for each layer type."""
     return any(isinstance(value, Mapping) for value in settings.values.values())
-
-
-def by_model_type(groups: Mapping[str, Any]) -> dict[str, Any]:
-    """The value of each model type, from those of groups, whose names spaces separate."""
-    return {name: value for names, value in groups.items() for name in names.split()}
