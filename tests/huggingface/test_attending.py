@@ -77,6 +77,18 @@ CASES = {
         [(5, None)] * 3 + [NO_WINDOW],
         0.125,
     ),
+    "recurrent_gemma": (
+        {"attention_window_size": 6, "block_types": ["recurrent", "attention"]},
+        ["linear_attention", SLIDING] * 2,
+        [None, (5, None)] * 2,
+        0.125,
+    ),
+    "minimax": (
+        {"sliding_window": 6, "layer_types": ["linear_attention", FULL] * 2},
+        ["linear_attention", FULL] * 2,
+        [None, (5, None)] * 2,
+        0.125,
+    ),
     "granite": ({"attention_multiplier": 0.25}, [FULL] * 4, [NO_WINDOW] * 4, 0.25),
     "deepseek_v3": (
         DEEPSEEK,
@@ -106,7 +118,8 @@ def test_kinds_windows_scales(name):
     assert [layer.kind for layer in plan.layers] == kinds
     assert [layer.window for layer in plan.layers] == windows
     for layer in plan.layers:
-        assert layer.score_scale == (None if scale is None or layer.kind == "conv" else pytest.approx(scale, rel=1e-15))
+        has_scores = scale is not None and layer.kind not in ("conv", "linear_attention")
+        assert layer.score_scale == (pytest.approx(scale, rel=1e-15) if has_scores else None)
     assert rotary_from_config(json.loads(json.dumps(plan_to_config(plan)))) == plan
 
 

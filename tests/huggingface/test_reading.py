@@ -289,6 +289,8 @@ REFUSED = [
      "rope_parameters.full_attention.truncate = False, which transformers does not read in settings for a layer type"),
     ("", {"layout": "interleaved", "num_hidden_layers": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "layer_types": [FULL, SLIDING], "rope_parameters": {"full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096, "mscale_all_dim": 1.0}, "sliding_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 4096, "mscale_all_dim": 0.5}}},
      "mscale_all_dim asks for different scales of the scores, [1.143433966251171, 1.2964769927807063]"),
+    ("", {"layout": "half", "num_hidden_layers": 2, "head_dim": 16, "rope_parameters": {FULL: {"rope_theta": 1e4}, SLIDING: {"rope_theta": 10.0}}},
+     "layer_types is missing, and rope_parameters has settings for ['full_attention', 'sliding_attention']"),
     ("", {"lm": {"rope_scaling": {}}}, "the key lm = {'rope_scaling': {}} is not read by a config without a model_type"),
     ("", {"num_hidden_layers": 1, "position_embedding_type": "absolute"},
      "position_embedding_type = 'absolute' contradicts the code: layers of a config without a model_type have a rotary embedding"),
