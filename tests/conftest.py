@@ -72,6 +72,13 @@ def as_users_compile(request):
     quick.optimized = quick.ALWAYS or (tiers.both and not request.node.get_closest_marker("thorough"))
 
 
+@pytest.fixture(autouse=True)
+def printed_as_before():
+    """Code of a page may set how arrays are printed."""
+    with np.printoptions():
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forgotten():
     """Programs of one file rarely serve another, and all of them together take 4 GB of each worker."""
