@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import POSITIONS, Config
+from posenc_jax.hf._models import Pattern
 from posenc_jax.hf._values import Values
 
 ROTATING = {
@@ -75,8 +75,9 @@ def _types_by_pattern(config: Config, count: int) -> list[str]:
         raise invalid("layer_types is missing")
     if isinstance(pattern, str) or _all_without_window(config):
         return [pattern if isinstance(pattern, str) else "full_attention"] * count
-    period = config.get_integer(pattern.key, default=pattern.period) if pattern.key else pattern.period
-    return dataclasses.replace(pattern, period=period).types(count)
+    usual = Pattern(**pattern)
+    period = config.get_integer(usual.key, default=usual.period) if usual.key else usual.period
+    return usual._replace(period=period).types(count)
 
 
 def _all_without_window(config: Config) -> bool:

@@ -9,7 +9,6 @@ A field of `Model` is a fact that at least two model types share. What one type 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any, Literal, NamedTuple
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """Layer i is of type `full` where (i + phase) % period == 0, else of type `other`."""
 
     period: int
@@ -48,8 +46,7 @@ class ChangedDefault(NamedTuple):
     key: str = "rope_theta"
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """The facts of a model_type.
 
     "By default" means: where the config does not have the key.
@@ -57,13 +54,14 @@ class Model:
 
     layout: Literal["half", "interleaved"] | None = "half"  # None: as the config sets it
     reads: frozenset[str] = frozenset()  # the keys that its class has or takes, of those that may concern positions
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys → the names that its class has for them
-    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # its values of keys
+    names: Mapping[str, str] = {}  # keys → the names that its class has for them
+    defaults: Mapping[str, Any] = {}  # its values of keys
 
     # The base and the settings
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the rope settings by default
+    settings: Mapping[str, Any] = {}  # the rope settings by default
     theta: float | None = 10_000.0  # the base by default; None: it must be given
-    bases: Mapping[str, tuple[str, float]] = dataclasses.field(default_factory=dict)  # layer type → (old key, default)
+    writes_theta: bool = False  # its base stands beside rope_parameters too, and does not matter there
+    bases: Mapping[str, tuple[str, float]] = {}  # layer type → (old key, default)
     changed_default: ChangedDefault | None = None  # the one of these bases that differs between releases
     scaled_types: tuple[str, ...] = ("full_attention",)  # of `bases`, those that an old rope_scaling scales
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
@@ -76,7 +74,8 @@ class Model:
     latent: Literal["scaled", "unscaled"] | None = None  # the last features rotate; mscale_all_dim scales the scores
 
     # The layers
-    pattern: Pattern | str | None = "full_attention"  # layer_types by default, or one for all; None: they must be given
+    # Layer types by default, by the fields of a Pattern or one for all; None: they must be given.
+    pattern: Mapping[str, Any] | str | None = "full_attention"
     never_rotates: bool = False  # no layer has positions, whatever the keys say
     sliding_only: bool = False  # full_attention layers have no positions
     all_without_window: bool = False  # but with a null sliding_window, they have
@@ -89,55 +88,6 @@ class Model:
 
 
 _FULL, _SLIDING, _INDEXED = "full_attention", "sliding_attention", "indexed_attention"
-# Defaults of the class that are not values of keys: settings hold them, or they are for the default number of layers.
-_NO_VALUES = set(
-    "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta full_attn_idxs "
-    "attn_layer_indices cross_attention_layers".split()
-)
-
-
-def _of_release(name: str) -> dict[str, Any]:
-    """The facts that the release of `facts.json` says itself; code outside of it may take layer_types."""
-    facts = FACTS["types"].get(name)
-    if not facts:
-        return {"reads": {"layer_types", "layers_block_type"}}
-    settings = facts.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"}) or {}
-    nested, legacy = facts.get("by_layer_type", False), facts.get("legacy", {})
-    values = facts["defaults"] | {key: facts[key] for key in ("global_head_dim",) if key in facts}
-    mapped = facts.get("names", {}).items()
-    names = dict((key, name) if key in values else (name, key) for name, key in mapped if name != "num_key_value_heads")
-    pattern, never = facts.get("pattern"), facts.get("never", False)
-    types = Pattern(**pattern) if pattern else facts.get("layer_types", _FULL)
-    is_partial = facts.get("partial") or "rotary_dim" in values
-    return {
-        "layout": facts.get("layout", "half"),
-        "reads": {*facts.get("keys", ()), *values, *legacy, *names, *names.values()},
-        "names": names,
-        "defaults": {key: value for key, value in values.items() if key not in _NO_VALUES},
-        "settings": settings,
-        "nested": nested,
-        "bases": _bases(settings, legacy) if nested else {},
-        "null_settings": nested and None in settings.values(),
-        "theta": facts.get("theta") or settings.get("rope_theta", 10_000.0),
-        "derives_head_dim": "null_head_dim" in facts,
-        "partial": settings.get("partial_rotary_factor", 1.0 if is_partial else None),
-        "latent": "scaled" if "latent" in facts and not never else None,
-        "pattern": None if isinstance(types, list) else types,
-        "never_rotates": never,
-        "sliding_only": facts.get("types_without_positions") == [_FULL],
-        "all_without_window": facts.get("all_without_window", False),
-        "sections": tuple(settings.get("mrope_section", facts["sections"])) if "sections" in facts else None,
-        "interleaved_sections": facts.get("interleaved_sections", False),
-    }
-
-
-def _bases(settings: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
-    """Of each layer type, the old key of its base and the default; nothing unless all have one."""
-    result = {}
-    for key, where in legacy.items():
-        for layer_type in [where] if isinstance(where, str) else where:
-            result[layer_type] = key, settings[layer_type]["rope_theta"]
-    return result if result.keys() == settings.keys() else {}
 
 
 def by_model_type(groups: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,10 +99,10 @@ _USUAL_KEYS = "rope_theta partial_rotary_factor"
 
 
 def _model(name: str, *, usual: str = _USUAL_KEYS, also: str = "", **by_hand: Any) -> Model:
-    """The facts of a class, and those by hand."""
-    facts = _of_release(name)
+    """The facts of a class, and those by hand; code outside of transformers may take layer_types."""
+    facts = FACTS["types"].get(name, {"reads": ["layer_types", "layers_block_type"]})
     names, defaults = ({**facts.get(key, {}), **by_hand.get(key, {})} for key in ("names", "defaults"))
-    reads = frozenset((*usual.split(), *also.split(), *facts["reads"], *names.values()))
+    reads = frozenset((*usual.split(), *also.split(), *facts.get("reads", ()), *defaults, *names.values()))
     defaults = {key: value for key, value in defaults.items() if value is not None}
     return Model(**facts | by_hand | {"names": names, "defaults": defaults, "reads": reads})
 
@@ -220,7 +170,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "exaone4_5_text": {
         "sliding_only": True,
         "all_without_window": True,
-        "pattern": Pattern(4, "sliding_window_pattern"),
+        "pattern": {"period": 4, "key": "sliding_window_pattern"},
     },
     "cohere2_moe muse_glimmer_text muse_spark_text": {"sliding_only": False},
     "zamba2": {"usual": "rope_theta", "defaults": {"attention_head_dim": None}},
@@ -257,7 +207,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {"also": "indexer_rope_interleave", "indexer": "interleaved"},
     "mistral_large4_text": {
         "also": "learned_log_factor query_scales indexer_query_scales",
-        "settings": FACTS["types"]["mistral_large4_text"]["rope"] | {"learned_log_factor": "lerope.alpha"},
+        "settings": FACTS["types"]["mistral_large4_text"]["settings"] | {"learned_log_factor": "lerope.alpha"},
         "defaults": {"no_rope_layer_interval": 4},
         "indexer": "interleaved",
     },
@@ -333,7 +283,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
 }
 MODELS = {name: _model(name, **by_hand) for name, by_hand in by_model_type(_GROUPS).items()}
 # Keys that some class or published file has, which are no misspellings.
-OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("keys", ())).union(
+OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("reads", ())).union(
     "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa "
     "qk_head_dim use_mlp rope_global_base_freq".split()
 )

@@ -189,7 +189,7 @@ def _with_times(config: Values, facts: Multimodal, rate: tuple[str, str, int], g
     """The video with its step in positions instead of seconds."""
     part_name, name, default = rate
     part = _part(config, part_name, name)
-    per_second = checks.positive_float32(part.label + name, part.get_number(name, default))
+    per_second = checks.positive_float32(part.label + name, part.get_number(name, default=default))
     if facts.seconds_first:
         return grid._replace(rate=per_second, whole=facts.whole_times).check_int32()
     step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32

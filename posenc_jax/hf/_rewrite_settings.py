@@ -78,7 +78,7 @@ def neomme(config: Draft) -> None:
     head_dim, base = config.get_integer("head_dim"), config.look_up("rope_theta")
     given = config.take_settings().values
     config["rope_parameters"] = by_type = {}
-    for layer_type, usual in FACTS["types"]["neomme"]["rope"].items():
+    for layer_type, usual in FACTS["types"]["neomme"]["settings"].items():
         settings = {**usual, **base, **parse_mapping(layer_type, given.get(layer_type, {}))}
         share = Values(settings, f"rope_parameters.{layer_type}").get_number(_SHARE)
         rotated = int(checks.number(_SHARE, head_dim * share))
@@ -176,7 +176,7 @@ def qwen(config: Draft) -> None:
 
 def chatglm(config: Draft) -> None:
     """rope_ratio multiplies the base; 16 is refused, because ChatGLM2-6B-32K divides positions by it."""
-    ratio = config.get_number("rope_ratio", 1.0)
+    ratio = config.get_number("rope_ratio", default=1.0)
     message = (
         "rope_ratio = 16 divides the positions of ChatGLM2-6B-32K and multiplies the base of other models: "
         "write rope_theta or rope_scaling in its place"
@@ -192,7 +192,7 @@ def internlm(config: Draft) -> None:
     settings.reject_unknown(("base", "type", "scaling_factor"), "model_type 'internlm'")
     config.put_from("rotary", "base", "rope_theta")
     config.take("rotary")
-    factor, rope_type = settings.get_number("scaling_factor", 1.0), settings.get("type", default="origin")
+    factor, rope_type = settings.get_number("scaling_factor", default=1.0), settings.get("type", default="origin")
     if checks.one_of("rotary.type", rope_type, ("origin", "dynamic")) == "dynamic":
         config.take_only(rope_scaling={}, rope_parameters={})
         config["rope_scaling"] = {"type": "dynamic", "factor": factor}
@@ -252,7 +252,7 @@ def deepseek_v4(config: Draft) -> None:
     config.put_usual_types(lambda i: _TYPES_OF_V4[4 if i > 2 and i % 2 else 128])
     types = config["layer_types"] = config.take_layers("layer_types")
     head_dim = config.get_integer("head_dim")
-    width = int(head_dim * (config.get_number(_SHARE, None) or 0.125))
+    width = int(head_dim * (config.get_number(_SHARE, default=None) or 0.125))
     width = config.get_integer("qk_rope_head_dim", default=width)
     require(width < head_dim, "head_dim must be more than the {} features that rotate, got {}", width, head_dim)
     config.take_only(qk_nope_head_dim=head_dim - width)

@@ -11,7 +11,7 @@ from typing import Any
 
 from posenc_jax.hf import _rewrite_layers as layers
 from posenc_jax.hf import _rewrite_settings as settings
-from posenc_jax.hf._models import FACTS, by_model_type, canonical_type
+from posenc_jax.hf._models import MODELS, UNNAMED, by_model_type, canonical_type
 from posenc_jax.hf._rewriting import FULL, Draft
 from posenc_jax.hf._values import equal
 
@@ -39,9 +39,10 @@ REWRITERS = layers.REWRITERS | settings.REWRITERS
 def rewritten(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config, rewritten for its model_type."""
     draft, name = Draft(values), canonical_type(str(values.get("model_type"))) or ""
-    base = FACTS["types"].get(name, {}).get("defaults", {}).get("rope_theta")
-    if equal(values.get("rope_theta"), base) and draft.get_mapping("rope_parameters").look_up("rope_theta"):
-        draft.take("rope_theta")  # the class has a base of its own, and writes it beside that in rope_parameters
+    model = MODELS.get(name, UNNAMED)
+    is_usual = model.writes_theta and equal(values.get("rope_theta"), model.theta)
+    if is_usual and draft.get_mapping("rope_parameters").look_up("rope_theta"):
+        draft.take("rope_theta")
     draft.take_only(**FIXED.get(name, {}))
     if name in REWRITERS:
         REWRITERS[name](draft)

@@ -70,7 +70,7 @@ class Draft(Values):
         self.take(name)
         if items is None:
             return []
-        count, more = self.num_layers, self.get_number("num_nextn_predict_layers", None) or 0
+        count, more = self.num_layers, self.get_number("num_nextn_predict_layers", default=None) or 0
         require(
             len(items) in (count, count + more),
             "{} must have {} items, one for each layer, got {}",

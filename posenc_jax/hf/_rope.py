@@ -25,11 +25,6 @@ MAXIMUM = "max_position_embeddings"
 _ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
 SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
-_STEPS = "dynamic_steps"  # written by the rewriter of Qwen 1, whose configs say it in other keys
-_REFUSED_TYPES = {
-    "mllama4": "it is that of Llama 4's vision tower, which vision_rotary_from_config reads",
-    "xdrope": "its two features of a pair may rotate by different coordinates",
-}
 
 Settings = dict[str, Any]
 Make = Callable[[], Any]  # makes the Frequencies
@@ -40,14 +35,10 @@ def rope_type_of(settings: Values) -> str:
     written = settings.look_up("rope_type", "type")
     if not written:
         return settings.default_unless_null("default", "rope_type", "type")
-    for key, name in written.items():
-        reason = _REFUSED_TYPES.get(str(name))
-        require(not reason, "{} = {!r} is not read: {}", key, name, reason)
     names: list[Any] = [_ALIASES.get(str(name), name) for name in written.values()]
     if not equal(names[0], names[-1]):
         check_agreement(written)
-    if not equal(names[0], _STEPS):
-        checks.one_of(next(iter(written)), names[0], sorted(_TYPES.keys() - {_STEPS}))
+    checks.one_of(next(iter(written)), names[0], sorted(_TYPES))
     has_sections = "mrope" not in written.values() or settings.look_up("mrope_section")
     require(has_sections, "{}mrope_section is missing", settings.label)
     return names[0]
@@ -93,7 +84,7 @@ class Rope:
 
     def factor(self) -> float:
         """How many times longer the model's sequences are than the original ones."""
-        value = self.settings.get_number("factor", None)
+        value = self.settings.get_number("factor", default=None)
         return self.maximum() / self.original() if value is None else value
 
     def required_length(self) -> int:
@@ -121,7 +112,7 @@ def _linear(rope: Rope) -> tuple[Settings, Make]:
 
 
 def _dynamic(rope: Rope) -> tuple[Settings, Make]:
-    alpha = rope.settings.get_number("alpha", None)
+    alpha = rope.settings.get_number("alpha", default=None)
     if alpha:
         # Hunyuan's configs also have a factor of 1 and YaRN's keys, which its code does not read.
         check_agreement(rope.settings.look_up("factor") | {"the factor that goes with alpha": 1.0})
@@ -147,10 +138,10 @@ def _yarn(rope: Rope) -> tuple[Settings, Make]:
     is_read = not (settings.of_layer_type or rope.config.model.bases)
     message = "{}truncate = False, which transformers does not read in settings for a layer type"
     require(truncate or is_read, message, settings.label)
-    original, all_dim = rope.original(), settings.get_number("mscale_all_dim", None) or 0.0
+    original, all_dim = rope.original(), settings.get_number("mscale_all_dim", default=None) or 0.0
     completed = {
-        "beta_fast": settings.get_number("beta_fast", None) or 32.0,
-        "beta_slow": settings.get_number("beta_slow", None) or 1.0,
+        "beta_fast": settings.get_number("beta_fast", default=None) or 32.0,
+        "beta_slow": settings.get_number("beta_slow", default=None) or 1.0,
         "truncate": truncate,
         "attention_factor": _amplitude(settings, factor, all_dim),
     }
@@ -161,11 +152,10 @@ def _yarn(rope: Rope) -> tuple[Settings, Make]:
 
 def _amplitude(settings: Values, factor: float, all_dim: float) -> float:
     """YaRN's amplitude, by attention_factor or by the keys that change its default."""
-    message = "{}extrapolation_factor must be 1, which keeps fast pairs as they are, got {}"
-    extrapolation = settings.get_number("extrapolation_factor", 1.0)
-    require(extrapolation == 1, message, settings.label, extrapolation)
-    scale, applies = settings.get_number("attn_factor", 1.0), settings.get_flag("apply_yarn_scaling", default=True)
-    amplitude, mscale = settings.get_number("attention_factor", None), settings.get_number("mscale", None)
+    check_agreement(settings.look_up("extrapolation_factor") | {"that of the code": 1.0})
+    amplitude, mscale = (settings.get_number(name, default=None) for name in ("attention_factor", "mscale"))
+    applies = settings.get_flag("apply_yarn_scaling", default=True)
+    scale = settings.get_number("attn_factor", default=1.0)
     if amplitude is not None:
         others = ", ".join(settings.look_up("attn_factor", "apply_yarn_scaling"))
         require(scale == 1 and applies, "{}attention_factor = {} contradicts {}", settings.label, amplitude, others)
@@ -186,29 +176,24 @@ def _longrope(rope: Rope) -> tuple[Settings, Make]:
     }
     original, length = rope.original(), rope.required_length()
     # Phi-3-small and Phi-3.5-MoE have one amplitude for each list.
-    of_list = settings.get_number("long_mscale" if length > original else "short_mscale", None)
-    amplitude = settings.get_number("attention_factor", None)
-    amplitude = of_list if amplitude is None else amplitude
-    message = "{}attention_factor = {} contradicts short_mscale and long_mscale"
-    require(of_list in (None, amplitude), message, settings.label, amplitude)
+    of_list = "long_mscale" if length > original else "short_mscale"
+    amplitude = settings.get_number("attention_factor", of_list, default=None)
     options = {"factor": rope.factor(), "attention_factor": amplitude}
     make = lambda: longrope(rope.unscaled(), **lists, **options, original_max=original, length=length)  # noqa: E731
     return {**lists, **options, ORIGINAL: original}, make
 
 
 def _llama3(rope: Rope) -> tuple[Settings, Make]:
-    factor = rope.settings.get_number("factor")
-    bounds = {name: rope.settings.get_number(name) for name in ("low_freq_factor", "high_freq_factor")}
-    original = rope.original()
-    others = {"factor": factor, ORIGINAL: original}
-    return bounds | others, lambda: llama3(rope.unscaled(), factor, original_max=original, **bounds)
+    names = "factor", "low_freq_factor", "high_freq_factor"
+    numbers, original = {name: rope.settings.get_number(name) for name in names}, rope.original()
+    return numbers | {ORIGINAL: original}, lambda: llama3(rope.unscaled(), **numbers, original_max=original)
 
 
 def _proportional(rope: Rope) -> tuple[Settings, Make]:
     name = SHARES[0]
     shares = rope.settings.look_up(name) | ({} if rope.settings.of_layer_type else rope.config.look_up(name))
-    fraction = agreed_value(shares) if shares else default_share(rope.settings, rope.config)
-    factor = rope.settings.get_number("factor", 1.0)
+    fraction = agreed_value(shares or {name: default_share(rope.settings, rope.config)})
+    factor = rope.settings.get_number("factor", default=1.0)
     return {name: fraction, "factor": factor}, partial(proportional, rope.width, rope.theta, fraction, factor)
 
 
@@ -217,7 +202,7 @@ _TYPES: dict[str, tuple[Callable[[Rope], tuple[Settings, Make]], str]] = {
     "default": (_default, ""),
     "linear": (_linear, "factor"),
     "dynamic": (_dynamic, "factor"),
-    _STEPS: (_dynamic_steps, ""),
+    "dynamic_steps": (_dynamic_steps, ""),  # written by the rewriter of Qwen 1, whose configs say it in other keys
     "yarn": (
         _yarn,
         "factor beta_fast beta_slow mscale mscale_all_dim attention_factor attn_factor extrapolation_factor truncate "
@@ -276,8 +261,6 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
     rope_type, written = rope_type_of(settings), settings.look_up("rope_type", "type")
     if settings.look_up(MAXIMUM):  # repeated, as in Ministral 3, it must agree with the config
         rope.maximum()
-    is_known = rope_type != _STEPS or model.query_scale == "logn" or not rope.config.model_type
-    require(is_known, "{}rope_type = {!r} is not known", settings.label, rope_type)
     reads = f"rope_type {rope_type!r}" if written else "the rope_type 'default', because none is written"
     settings.reject_unknown(_known_keys(rope_type, model), reads)
     completed, make = _TYPES[rope_type][0](rope)

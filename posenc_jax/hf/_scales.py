@@ -34,7 +34,7 @@ def scale_without_positions(config: Config) -> QueryScale | None:
         return QueryScale(0.1, 2048, 1, "power")
     if config.model.query_scale != "llama4" or not config.get_flag("attn_temperature_tuning", default=True):
         return None
-    coefficient = config.get_number("attn_scale", 0.1)
+    coefficient = config.get_number("attn_scale", default=0.1)
     period = checks.length("floor_scale", config.get("floor_scale", default=8192))
     require(period > 1, "floor_scale must be over 1, got {}", period)  # above the offset
     return QueryScale(coefficient, period, 1)

@@ -117,15 +117,17 @@ class Values:
         value = self.get(name)
         return Values(parse_mapping(self.label + name, {} if value is None else value), self.label + name)
 
-    def get_number(self, name: str, default: Any = _MISSING) -> Any:
-        """The value of a setting that is a number."""
-        value = self.get_required(name) if default is _MISSING else self.get(name, default=default)
-        return value if value is default else checks.number(self.label + name, value)
+    def _parse(self, parse: Callable[[str, Any], Any], names: tuple[str, ...], default: Any) -> Any:
+        value = self.get_required(*names) if default is _MISSING else self.get(*names, default=default)
+        return value if value is default else parse(self.spelling(*names), value)
 
-    def get_integer(self, *names: str, default: int | None = None) -> int:
+    def get_number(self, *names: str, default: Any = _MISSING) -> Any:
+        """The value of a setting that is a number; required without a default."""
+        return self._parse(checks.number, names, default)
+
+    def get_integer(self, *names: str, default: Any = _MISSING) -> int:
         """The value of a setting, an integer of at least one; required without a default."""
-        value = self.get_required(*names) if default is None else self.get(*names, default=default)
-        return checks.positive_int(self.spelling(*names), value)
+        return self._parse(checks.positive_int, names, default)
 
     def get_string(self, name: str) -> str | None:
         """The value of a setting that is a string, None if it is not there."""
