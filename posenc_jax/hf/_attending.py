@@ -13,7 +13,7 @@ from typing import Any
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._config import Config
-from posenc_jax.hf._layers import WITHOUT_POSITIONS, layer_types
+from posenc_jax.hf._layers import WITHOUT_POSITIONS
 from posenc_jax.hf._models import FACTS, by_model_type, canonical_type
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._values import Values, parse_mapping
@@ -75,15 +75,17 @@ _UNSCALED = set(
 )
 
 
-def with_attention(config: Config, layers: Sequence[RotaryLayer], softmax_scale: float) -> Sequence[RotaryLayer]:
-    """The layers, with what they attend to and the factors of their scores."""
+def with_attention(
+    config: Config, layers: Sequence[RotaryLayer], types: Sequence[str], softmax_scale: float
+) -> Sequence[RotaryLayer]:
+    """The layers of these types, with what they attend to and the factors of their scores."""
     if not config.model_type:
         return _with_written_attention(config, layers)
     model_type = canonical_type(config.model_type) or ""
     if model_type not in FACTS["types"]:
         return layers
     width, described, result = _width(config, model_type), {}, []
-    for layer, kind in zip(layers, _kinds(config, model_type, width, layers), strict=True):
+    for layer, kind in zip(layers, _kinds(config, model_type, width, layers, types), strict=True):
         key = id(layer), kind  # equal layers are one object, and hashing each of them is slow
         if key not in described:
             attention: dict[str, Any] = {"kind": kind}
@@ -129,13 +131,15 @@ def _width(config: Config, model_type: str) -> int:
     return max(widths[0], 0) if widths else 0
 
 
-def _kinds(config: Config, model_type: str, width: int, layers: Sequence[RotaryLayer]) -> Sequence[str | None]:
+def _kinds(
+    config: Config, model_type: str, width: int, layers: Sequence[RotaryLayer], types: Sequence[str]
+) -> Sequence[str | None]:
     """The layer types of the config, or those of the class."""
     values, model = config.values, config.model
     if model_type in _OTHER_MASKS or model.never_rotates:
         return [None] * len(layers)
     renamed = _RENAMED.get(model_type, {}) | ({_CHUNKED: _FULL} if width == 0 else {})
-    kinds = [renamed.get(name, name) for name in layer_types(config, len(layers))]
+    kinds = [renamed.get(name, name) for name in types]
     if width == 0 or values.get("layer_types") or values.get("layers_block_type"):
         return kinds
     everywhere = "sliding_window" in model.reads and "layer_types" not in model.reads

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from posenc_jax._jax.errors import invalid, require
+from posenc_jax._jax.errors import invalid, require, require_type
 from posenc_jax.hf._models import MODELS, OTHER_KEYS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import Values, check_agreement, reject_refused, speaks_of_positions
@@ -126,8 +126,9 @@ def with_class_values(values: Mapping[str, Any], model: Model) -> dict[str, Any]
 
 def layer_overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
     """What per_layer_config sets for each layer."""
-    result = {}
-    for index, values in config.get_mapping("per_layer_config").values.items():
+    result, overrides = {}, config.get("per_layer_config")
+    require_type(isinstance(overrides, Mapping | None), "per_layer_config", "a mapping", overrides)
+    for index, values in (overrides or {}).items():  # transformers takes integers too
         fits = str(index).isdecimal() and int(index) < count and isinstance(values, Mapping)
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
         of_layer = Values(values, f"per_layer_config.{index}")

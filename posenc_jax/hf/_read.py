@@ -112,7 +112,8 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
 def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:
     """The plan of a config from one spelling of its rope settings."""
     config = Config(values, model)
-    layers = with_written_scales(config, "query_scales", _all_layers(config, settings, length))
+    types = layer_types(config, count_of(config))
+    layers = with_written_scales(config, "query_scales", _all_layers(config, settings, types, length))
     layout = _layout(config, layout)
     completed = [dict(items) for items in dict.fromkeys(layer.settings for layer in layers) if items]
     depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
@@ -120,7 +121,7 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
     indexer = _indexer(config, layers, length)
     rotates_values = config.get_flag("rope_on_values")
     softmax_scale = _softmax_scale(completed)
-    layers = with_attention(config, layers, softmax_scale)
+    layers = with_attention(config, layers, types, softmax_scale)
     part = "last" if config.latent and completed else "first"
     return RotaryPlan(tuple(layers), layout, part, softmax_scale, length, indexer, rotates_values)
 
@@ -143,21 +144,18 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
     return RotaryPlan(tuple(layers), "interleaved" if interleaved else "half", part, length=length)
 
 
-def _all_layers(config: Config, settings: Values, length: int | None) -> list[RotaryLayer]:
+def _all_layers(config: Config, settings: Values, types: list[str], length: int | None) -> list[RotaryLayer]:
     """All layers; equal ones are read once."""
-    count = count_of(config)
-    types = layer_types(config, count)
-    by_type, overrides = settings_by_type(config, settings, types), layer_overrides(config, count)
-    rotates, bases = rotating(config, types), bases_of(config, count)
+    by_type, overrides = settings_by_type(config, settings, types), layer_overrides(config, len(types))
+    rotates, bases = rotating(config, types), bases_of(config, len(types))
     layers, shared = [], {}
     for i, (layer_type, base) in enumerate(zip(types, bases, strict=True)):
         layer_settings = by_type.get(layer_type) if rotates[i] and base != 0 else None
         layer_values = overrides.get(i, {})
         key = layer_type, base, layer_settings is None, repr(layer_values)
         if key not in shared:
-            shared[key] = _layer(
-                Config({**config.values, **layer_values}, config.model), layer_type, layer_settings, base, length
-            )
+            of_layer = Config({**config.values, **layer_values}, config.model)
+            shared[key] = _layer(of_layer, layer_type, layer_settings, base, length)
         layers.append(shared[key])
     return layers
 

@@ -10,7 +10,7 @@ from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW, VERSION, Config
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
 from posenc_jax.hf._rope import SHARES, rope_type_of
-from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping, parse_string_mapping
+from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping
 
 _BASES = "rope_theta", "rotary_emb_base"
 # Bases that transformers 5 does not read in some layer types, and the base of these types.
@@ -23,7 +23,7 @@ _UNREAD_BASES = {
 def rope_settings(values: Mapping[str, Any]) -> list[Values]:
     """The rope settings in each spelling that a config has; empty ones if it has none."""
     spellings = Values(values).look_up(*RAW)
-    result = [Values(parse_string_mapping(name, value), name) for name, value in spellings.items()]
+    result = [Values(parse_mapping(name, value), name) for name, value in spellings.items()]
     return [settings for settings in result if settings.values] or [Values({}, "rope_parameters")]
 
 

@@ -12,7 +12,7 @@ from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import describe, public, require, wrong_type
 from posenc_jax.hf._read import rotary_from_config
-from posenc_jax.hf._values import check_agreement, parse_string_mapping
+from posenc_jax.hf._values import check_agreement, parse_mapping
 
 
 @public
@@ -69,7 +69,7 @@ def frequencies_from_rope_parameters(
     """
     head_dim, base = checks.positive_int("head_dim", head_dim), checks.positive("base", base)
     length = None if length is None else checks.positive_int("length", length)
-    settings = parse_string_mapping("rope_parameters", {} if rope_parameters is None else rope_parameters)
+    settings = parse_mapping("rope_parameters", {} if rope_parameters is None else rope_parameters)
     is_one_set = not any(isinstance(value, Mapping) for value in settings.values())
     require(is_one_set, "rope_parameters must be one set of settings, not those of layer types, got {!r:.60}", settings)
     if (repeated := settings.get("rope_theta")) is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from posenc_jax._jax import checks
-from posenc_jax._jax.errors import callback, describe, invalid, require, require_type, wrong_type
+from posenc_jax._jax.errors import callback, invalid, require, require_type
 
 # Words in the names of keys that speak of positions.
 _WORDS = frozenset(
@@ -19,7 +19,6 @@ _WORDS = frozenset(
 )
 # Keys with such words that set a length, an id or a rate, and no rotation.
 _NEUTRAL = re.compile("max_.*position|^n_positions$|^num_position|^position_ids?_|_id$|dropout")
-_NEAR = 0.85
 _MISSING: Any = object()
 
 
@@ -30,23 +29,15 @@ def speaks_of_positions(key: str) -> bool:
     return not (_WORDS.isdisjoint(words) or _NEUTRAL.search(key.lower()))
 
 
-def near(key: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that `key` may be a misspelling of."""
-    return next(iter(difflib.get_close_matches(key.lower(), names, 1, _NEAR)), None)
-
-
-def parse_mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[Any, Any]:
-    """`value`, which must be a mapping."""
-    require_type(isinstance(value, Mapping), name, expected, value)
-    return value
-
-
-def parse_string_mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
+def parse_mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
     """`value`, which must be a mapping whose keys are strings."""
-    for key in parse_mapping(name, value, expected):
-        if not isinstance(key, str):
-            raise wrong_type(f"{name} must have keys that are strings, got {describe(key)}")
+    require_type(isinstance(value, Mapping), name, expected, value)
+    for key in value:
+        require_type(isinstance(key, str), f"each key of {name}", "a string", key)
     return value
+
+
+parse_string_mapping = parse_mapping
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -162,12 +153,12 @@ class Values:
         `others` are the names of something else.
         """
         absent = [name for name in known if self.values.get(name) is None]
-        for key, value in parse_string_mapping(self.name or "config", self.values).items():
+        for key, value in parse_mapping(self.name or "config", self.values).items():
             if value is None or key in known or key[:1] == "_":  # transformers 4 wrote some private attributes
                 continue
-            meant = None if key in others else near(key, absent)
+            meant = [] if key in others else difflib.get_close_matches(key.lower(), absent, 1, 0.85)
             if meant or matters(key):
-                hint = f": is {self.label}{meant} meant?" if meant else ""
+                hint = "".join(f": is {self.label}{name} meant?" for name in meant)
                 raise invalid(f"the key {self.label}{key} = {value!r:.60} is not read by {reads}{hint}")
 
 
@@ -176,7 +167,7 @@ def parse_config(config: Any, label: str = "config") -> tuple[Values, str | None
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
         with callback():
             config = config.to_dict()
-    result = Values(parse_string_mapping(label, config, "a mapping or have to_dict()"))
+    result = Values(parse_mapping(label, config, "a mapping or have to_dict()"))
     return result, result.get_string("model_type") or None
 
 
