@@ -9,7 +9,7 @@ from typing import Any
 from posenc_jax._jax.errors import invalid, require, require_type
 from posenc_jax.hf._models import MODELS, OTHER_KEYS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
-from posenc_jax.hf._values import Values, check_agreement, reject_refused, speaks_of_positions
+from posenc_jax.hf._values import Values, check_agreement, equal, reject_refused, speaks_of_positions
 
 ORIGINAL = "original_max_position_embeddings"
 VERSION = "transformers_version"
@@ -45,26 +45,18 @@ class Config(Values):
         super().__init__(values)
         self.model, self.model_type = model, values.get("model_type")
 
-    @property
-    def release(self) -> tuple[int, ...]:
-        """The first two numbers of the release of transformers that the config is for; none if it names none."""
-        match = re.match(r"\s*v?(\d+)\.(\d+)", self.get_string(VERSION) or "")
-        return tuple(map(int, match.groups())) if match else ()
-
-    def default_in_release(self, key: str, default: float | None) -> float | None:
-        """The default of a missing key in the config's release; raises if releases differ and it names none."""
-        changed = self.model.changed_default
-        if changed is None or changed.key != key:
-            return default
-        release, since = self.release, tuple(map(int, changed.since.split(".")))
-        if release == since and "dev" in self.values[VERSION]:  # before the change or after it
+    def in_release(self, what: str, since: str, now: float, before: float) -> float:
+        """`now`, or `before` in a config for a release before `since`; raises if they differ and it names none."""
+        written = self.get_string(VERSION) or ""
+        release, first = (tuple(map(int, re.findall(r"\d+", x)[:2])) for x in (written, since))
+        if release == first and "dev" in written:  # before the change or after it
             release = ()
         message = (
-            "{} is missing; its default is {} since transformers {} and was {} before: write {}, or the release that "
-            "the config is for as transformers_version, got {!r:.60}"
+            "{} is {} since transformers {} and {} before: write rope_parameters, or the release that the config is "
+            "for as transformers_version, got {!r:.60}"
         )
-        require(release, message, key, default, changed.since, changed.before, key, self.values.get(VERSION))
-        return default if release >= since else changed.before
+        require(release or equal(now, before), message, what, now, since, before, written)
+        return now if release >= first else before
 
     @property
     def latent(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
-from posenc_jax.hf._config import RAW, VERSION, Config
+from posenc_jax.hf._config import RAW, Config
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
 from posenc_jax.hf._rope import SHARES, rope_type_of
 from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping
@@ -85,20 +85,6 @@ def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Val
     return result
 
 
-def _check_unread_base(config: Config, layer_type: str, outside: Mapping[str, Any]) -> None:
-    """Raises for a base that transformers 5 does not read, and code before it does, unless the config is older."""
-    key, unread_types, default = _UNREAD_BASES.get(config.model_type or "", ("", (), 0.0))
-    if layer_type not in unread_types or key not in outside or equal(outside[key], default):
-        return
-    message = (
-        "{} = {!r:.60} is the base of all layers in code before transformers 5.0, and in releases since, {} have {}: "
-        "write rope_parameters, or the release that the config is for as transformers_version, got {!r:.60}"
-    )
-    layers = f"those of type {layer_type}" if config.model.bases else "they"
-    version = config.values.get(VERSION)
-    require(() < config.release < (5, 0), message, key, outside[key], layers, default, version)
-
-
 def base_of(settings: Values, config: Config, layer_type: str) -> float:
     """The base of a layer type with these rope settings."""
     model, inside = config.model, settings.look_up("rope_theta")
@@ -121,9 +107,14 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         )
         rope_type, usual = rope_type_of(settings), default or model.theta
         require(is_old or rope_type == "default", message, settings.label, rope_type, usual)
-        default = config.default_in_release((*keys, _BASES[0])[0], config.default_unless_null(default, *keys))
-    if not inside:
-        _check_unread_base(config, layer_type, outside)
+        default, changed = config.default_unless_null(default, *keys), model.changed_default
+        if changed and changed.key in keys:
+            default = config.in_release(f"the default of {changed.key}", changed.since, default, changed.before)
+    elif not inside:
+        key, unread_types, now = _UNREAD_BASES.get(config.model_type or "", ("", (), 0.0))
+        if layer_type in unread_types and key in outside:
+            what = f"the base of layers of type {layer_type}"
+            outside[what] = config.in_release(what, "5.0", now, outside[key])
     by_default = {} if default is None else {f"the base of {config.label_of_type}": default}
     spellings = inside | outside or by_default
     base, name = agreed_value(spellings, missing="rope_theta"), next(iter(spellings))
