@@ -13,6 +13,7 @@ from posenc_jax.hf._rope import SHARES, rope_type_of
 from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping
 
 _BASES = "rope_theta", "rotary_emb_base"
+_CLASS = "the class's rope_parameters"
 # Bases that transformers 5 does not read in some layer types, and the base of these types.
 _UNREAD_BASES = {
     "nomic_bert": ("rotary_emb_base", ROTATING, 1_000.0),
@@ -35,7 +36,7 @@ def _class_settings(config: Config, layer_type: str) -> Values | None:
         return None
     outside = {"rope_theta"} if model.bases or model.changed_default or given.intersection(_BASES) else set()
     outside |= {SHARES[0]} if given.intersection((*SHARES, "rotary_dim")) else set()
-    return Values({key: value for key, value in settings.items() if key not in outside})
+    return Values({key: value for key, value in settings.items() if key not in outside}, _CLASS)
 
 
 def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:
