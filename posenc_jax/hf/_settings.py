@@ -93,10 +93,11 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         message = "the layer type {!r} is not known for model_type {!r}"
         require(layer_type in model.bases, message, layer_type, config.model_type)
         key, default = model.bases[layer_type]
-        keys, unread = [key], {}
+        keys, read = [key], [key for key, _ in model.bases.values()]
     else:
-        keys, default = [key for key in _BASES if key in model.reads], None if settings.of_layer_type else model.theta
-        unread = config.look_up(*(key for key in _BASES if key not in keys))  # the code does not read them
+        keys = read = [key for key in _BASES if key in model.reads]
+        default = None if settings.of_layer_type else model.theta
+    unread = config.look_up(*(key for key in _BASES if key not in read))
     outside = {} if inside and settings.of_layer_type and not model.bases else config.look_up(*keys)
     settings.default_unless_null(default or next(iter(outside.values()), None), "rope_theta")
     if not inside and not outside:
