@@ -43,10 +43,9 @@ def parse_layer(layer: Any, layers: Sequence[Any]) -> int | jax.Array:
     """The index of a layer of a plan, a Python integer unless it is traced."""
     layer, count = unwrap_array(layer), len(layers)
     if isinstance(layer, Tracer):
-        head_dims = [each.head_dim for each in layers]
-        first = {n: head_dims.index(n) for n in head_dims}
-        differ = ", ".join(f"{n} in layer {i}" for n, i in first.items())
-        require(len(first) == 1, "layer must be a Python integer where head_dim differs between layers, {}", differ)
+        head_dims = dict.fromkeys(str(each.head_dim) for each in layers)
+        message = "layer must be a Python integer where head_dim differs between layers, got {}"
+        require(len(head_dims) == 1, message, ", ".join(head_dims))
         return checks.zero_dimensional("layer", layer, checks.Kind("an integer", floats=False))
     layer = checks.integer("layer", layer.item() if getattr(layer, "ndim", None) == 0 else layer)
     require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
@@ -103,17 +102,17 @@ def rotate(
         for frequencies in rotating or [geometric(0)]  # a traced layer may choose any
     ]
     x, positions, _, heads = parsed[0]
-    if positions is not None and scales:
-        _check_scaled_positions(positions)
+    if positions is not None and scales and checks.is_concrete(positions):
+        least = np.asarray(positions).min(initial=0)
+        require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
     by_head = any(isinstance(scale, HeadScale) for scale in scales)
     require(heads or not by_head, "head_axis must be given, because each head has its own scale of queries, got None")
     shapes: Shapes = {}
     for rotation in rotations:
         shapes |= shapes_of(rotation, math.prod(x.shape[axis] for axis in heads))
     arrays = parse_parameters(parameters, shapes)
-    for learned in dict.fromkeys(rotation.learned_log_factor for rotation in rotations):
-        if learned is not None:
-            checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
+    for learned in filter(None, (rotation.learned_log_factor for rotation in rotations)):
+        checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
     settings = RotationSettings(plan.layout, plan.part == "last", backward=role == "output")
     return _rotate(settings, rotations, x, positions, index, arrays, heads)
 
@@ -123,14 +122,6 @@ def _widths(layers: Sequence[Any], all_layers: Sequence[Any]) -> set[int]:
     head_dim, possible = layers[0].head_dim, layers if any(each.rotary_dim for each in layers) else all_layers
     widths = {each.rotary_dim for each in possible if each.rotary_dim and each.head_dim == head_dim}
     return {head_dim, *(widths if len(widths) == 1 else ())}
-
-
-def _check_scaled_positions(positions: jax.Array) -> None:
-    """Raises for concrete positions below 0, at which a query scale may be infinite."""
-    if positions.size and not isinstance(positions, Tracer):
-        with jax.ensure_compile_time_eval():
-            least = positions.min()
-        require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
 
 
 @compiled("rotate", static_argnums=(0, 1, 6))
@@ -169,9 +160,9 @@ def _rotate_and_scale(
     if rotation.query_scale is None and rotation.softmax_scale == 1:
         return apply_rotation(settings, x, angles)
     y = apply_rotation(settings._replace(result=dtype), x, angles)
-    scale = np.array(rotation.softmax_scale, dtype)
-    if isinstance(rotation.query_scale, HeadScale):
-        scale = scale * head_factors(rotation.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
-    elif rotation.query_scale:
-        scale = scale * rotation.query_scale(positions[..., :1]).astype(dtype)
-    return (y * scale).astype(x.dtype)
+    scale, factor, positions = rotation.query_scale, np.array(rotation.softmax_scale, dtype), positions[..., :1]
+    if scale:
+        by_head = isinstance(scale, HeadScale)
+        factors = head_factors(scale, positions, parameters, x, heads) if by_head else scale(positions)
+        factor = factor * factors.astype(dtype)
+    return (y * factor).astype(x.dtype)

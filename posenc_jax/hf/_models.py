@@ -92,7 +92,7 @@ _FULL, _SLIDING, _INDEXED = "full_attention", "sliding_attention", "indexed_atte
 # Defaults of the class that are not values of keys: settings hold them, or they are for the default number of layers.
 _NO_VALUES = set(
     "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta full_attn_idxs "
-    "attn_layer_indices cross_attention_layers".split()
+    "attn_layer_indices".split()
 )
 
 
@@ -193,12 +193,12 @@ _GROUPS: dict[str, dict[str, Any]] = {
     # keys
     "hunyuan_v1_dense hunyuan_v1_moe": {"also": "alpha"},
     "ernie4_5 ernie4_5_moe": {"also": "rope_reorder fuse_rope"},
-    "nemotron": {"also": "rope_percent rope_percentage"},
+    "nemotron": {"names": {"rotary_pct": "rope_percent", "rotary_emb_fraction": "rope_percentage"}},
     "deepseek_ocr2_text unlimited_ocr_text": {"also": "qk_rope_head_dim qk_nope_head_dim use_mla"},
     "nanochat": {"also": "rope_backward"},
     "recurrent_gemma": {"names": {"block_types": "_block_types"}},
     "bamba": {"usual": "rope_theta", "also": "attn_rotary_emb"},
-    "lfm2 lfm2_moe": {"also": "full_attn_idxs theta use_pos_enc"},
+    "lfm2 lfm2_moe": {"also": "full_attn_idxs use_pos_enc", "names": {"rotary_emb_base": "theta"}},
     "lfm3": {"also": "full_attn_idxs"},
     "codegen gpt_neox gpt_neox_japanese gptj": {"usual": ""},
     "nomic_bert": {"usual": "rope_theta", "also": "rotary_emb_base rotary_emb_fraction"},
@@ -251,7 +251,8 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "latent": "scaled",
         "also": "rope_interleave qk_nope_head_dim qk_rope_head_dim",
     },
-    "axk2 hy_v4 qwen4_exp_text": {"indexer": "half"},
+    "axk2 qwen4_exp_text": {"indexer": "half"},
+    "hy_v4": {"indexer": "half", "defaults": {"indexer_part": "last"}},
     # vLLM reads indexer_rope_interleave, which GLM-5 has under this model_type too; transformers does not.
     "deepseek_v32": {"also": "indexer_rope_interleave", "indexer": "half"},
     "glm_moe_dsa": {"also": "indexer_rope_interleave", "indexer": "interleaved"},
@@ -261,15 +262,15 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "defaults": {"no_rope_layer_interval": 4},
         "indexer": "interleaved",
     },
-    "hy_v4_vl_text": {"indexer": "interleaved"},
+    "hy_v4_vl_text": {"indexer": "interleaved", "defaults": {"indexer_part": "last"}},
     "deepseek_v4": {
         "latent": "unscaled",
-        "also": "rope_on_values compress_ratios compress_rates",
+        "also": "compress_ratios compress_rates",
         "indexer": "interleaved",
         "bases": {_SLIDING: ("rope_theta", 1e4)} | dict.fromkeys(_SPARSE, ("compress_rope_theta", 160_000.0)),
         "scaled_types": _SPARSE,
         "settings": {},
-        "defaults": {"qk_rope_head_dim": None},
+        "defaults": {"qk_rope_head_dim": None, "indexer_part": "last", "rope_on_values": True},
     },
     "minimax_m3_vl_text": {"defaults": {"index_head_dim": None, "rotary_dim": None}, "indexer": "half"},
     "ministral3 mistral4": {"query_scale": "beta"},

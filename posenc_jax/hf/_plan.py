@@ -71,10 +71,7 @@ class QueryScale:
 def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
     c, n, o = scale.coefficient, scale.period, scale.offset
     if scale.variant == "steps":
-        if jnp.issubdtype(positions.dtype, jnp.integer):
-            steps = positions // n + (positions % n >= n - o).astype(positions.dtype)  # p + o could wrap
-        else:
-            steps = jnp.floor((positions + o) / n)
+        steps = positions // n + (positions % n >= n - o).astype(positions.dtype)  # p + o could wrap
         return c * jnp.log1p(steps.astype(jnp.float32)) + 1
     share = (positions.astype(jnp.float32) + o) / n
     return c * jnp.log(jnp.maximum(share, 1)) + 1 if scale.variant == "log" else jnp.exp(c * jnp.log1p(share))
@@ -312,14 +309,10 @@ class RotaryPlan:
     def _scale_of(self, role: Any, scaled: Any) -> float:
         """The factor by which `scaled` multiplies x in this role; each must be given if it matters."""
         scaled = scaled if scaled is None else checks.flag("scaled", scaled)
-        if role is None:
-            scaling = next((i for i, layer in enumerate(self.layers) if layer.query_scale), None)
-            message = 'role must be "query" or "key", because layer {} scales its queries, got None'
-            require(scaling is None, message, scaling)
-            message = "role must be one of {}, because the values of this model rotate too, got None"
-            require(not self.rotates_values, message, ROLES)
-            require(not scaled, 'role must be "query" or "key" with scaled=True, got None')
-        else:
+        needs_role = scaled or self.rotates_values or any(layer.query_scale for layer in self.layers)
+        why = "where a layer scales its queries, where values rotate, or with scaled=True"
+        require(role is not None or not needs_role, "role must be one of {} {}, got None", ROLES, why)
+        if role is not None:
             checks.one_of("role", role, ROLES)
         is_scaled = role in ("query", None) and self.softmax_scale != 1  # queries alone are scaled
         message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
-from posenc_jax.hf._config import POSITIONS
 from posenc_jax.hf._layers import COUNTS
 from posenc_jax.hf._models import by_model_type
 from posenc_jax.hf._rewriting import FULL, LINEAR, SLIDING, Draft
-from posenc_jax.hf._values import Values, equal, parse_mapping
+from posenc_jax.hf._values import Values, parse_mapping
 
 
 def exaone4(config: Draft) -> None:
@@ -37,8 +34,7 @@ def lara_mini(config: Draft) -> None:
 
 def nemotron_h(config: Draft) -> None:
     """hybrid_override_pattern or layers_block_type has an item for each layer."""
-    blocks, letters = config.get_list("layers_block_type", "layer_types"), config.get_string("hybrid_override_pattern")
-    blocks = letters if blocks is None else blocks
+    blocks = config.get_list("layers_block_type", "layer_types") or config.get_string("hybrid_override_pattern")
     if blocks is not None:
         for name in COUNTS:
             config.take(name)
@@ -47,14 +43,11 @@ def nemotron_h(config: Draft) -> None:
 
 def nemotron_nas(config: Draft) -> None:
     """block_configs says which layers have no attention."""
-    blocks = config.take_layers("block_configs")
-    config.put_types("block_configs", [FULL if _has_attention(block) else LINEAR for block in blocks])
-
-
-def _has_attention(block: Any) -> bool:
-    """Whether a block of block_configs has attention."""
-    attention = Values(parse_mapping("block_configs", block), "block_configs").get_mapping("attention")
-    return not (attention.get_flag("no_op") or attention.get_flag("replace_with_linear"))
+    types = []
+    for block in config.take_layers("block_configs"):
+        attention = Values(parse_mapping("block_configs", block), "block_configs").get_mapping("attention")
+        types.append(LINEAR if attention.get_flag("no_op") or attention.get_flag("replace_with_linear") else FULL)
+    config.put_types("block_configs", types)
 
 
 def minimax(config: Draft) -> None:
@@ -73,12 +66,11 @@ def cohere2_moe(config: Draft) -> None:
     first = checks.integer("first_k_dense_replace", config.get("first_k_dense_replace", default=0), 0)
     prefix = config.get_integer("prefix_dense_sliding_window_pattern", default=1)
     period = config.get_integer("sliding_window_pattern", default=4)
-    config.put_usual_types(lambda i: SLIDING if ((i + 1) % prefix if i < first else (i - first + 1) % period) else FULL)
-    layers = range(config.num_layers)
-    dense = [x == "dense" for x in config.take_layers("mlp_layer_types")] or [i < first for i in layers]
-    types = config.take_layers("layer_types")
+    is_sliding = lambda i: (i + 1) % prefix if i < first else (i - first + 1) % period  # noqa: E731
+    types = config.put_usual_types(lambda i: SLIDING if is_sliding(i) else FULL)
     require(not config.is_null("sliding_window"), "sliding_window must not be null in model_type 'cohere2_moe'")
-    config["no_rope_layers"] = [types[i] == SLIDING or dense[i] and prefix == 1 for i in layers]
+    dense = [x == "dense" for x in config.take_layers("mlp_layer_types")] or [i < first for i in range(len(types))]
+    config["no_rope_layers"] = [x == SLIDING or dense[i] and prefix == 1 for i, x in enumerate(types)]
 
 
 def gemma4(config: Draft) -> None:
@@ -125,12 +117,8 @@ def hrm(config: Draft) -> None:
 
 def granitemoehybrid(config: Draft) -> None:
     """Layers have positions only if position_embedding_type is "rope"."""
-    config[POSITIONS] = checks.one_of(POSITIONS, config.get(POSITIONS) or "nope", ("nope", "rope"))
-
-
-def mllama(config: Draft) -> None:
-    """cross_attention_layers must be given."""
-    config.get_required("cross_attention_layers")
+    name = "position_embedding_type"
+    config[name] = checks.one_of(name, config.get(name) or "nope", ("nope", "rope"))
 
 
 def baichuan(config: Draft) -> None:
@@ -141,8 +129,7 @@ def baichuan(config: Draft) -> None:
 
 def esm(config: Draft) -> None:
     """position_embedding_type must be "rotary"; the code reads no scaling."""
-    name = config.get_required(POSITIONS)
-    require(equal(name, "rotary"), "position_embedding_type must be 'rotary', got {!r:.60}", name)
+    checks.one_of("position_embedding_type", config.get("position_embedding_type"), ["rotary"])
 
 
 REWRITERS = by_model_type(
@@ -159,7 +146,6 @@ REWRITERS = by_model_type(
         "lara_mini": lara_mini,
         "longcat_flash": longcat,
         "minimax minimax_m1 minimax_m2 minimax_text_01": minimax,
-        "mllama_text_model": mllama,
         "muse_glimmer_text muse_spark_text": muse,
         "nemotron-nas nemotron_nas deci": nemotron_nas,
         "nemotron_h": nemotron_h,
