@@ -25,10 +25,11 @@ def widths_of(config: Config, layer_type: str) -> tuple[int, int]:
 
 
 def _head_dim_of(config: Config, layer_type: str) -> int:
+    """The width of a head where attention is not latent."""
     model, names = config.model, HEAD_DIMS
-    if layer_type == "full_attention" and config.look_up("global_head_dim"):
-        if "per_layer_config" not in config.values:  # it holds the widths that differ
-            names = ("global_head_dim",)
+    is_global = layer_type == "full_attention" and config.look_up("global_head_dim")
+    if is_global and "per_layer_config" not in config.values:  # it holds the widths that differ
+        names = ("global_head_dim",)
     result = config.get(*names, default=None if model.derives_head_dim else model.defaults.get("head_dim"))
     if result is not None:
         return checks.size(config.spelling(*names), result)
@@ -50,19 +51,20 @@ def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -
     if rope_type_of(settings) == "proportional":  # its share selects frequencies, not features
         return head_dim
     outside = {} if settings.of_layer_type else config.look_up(*SHARES)
-    shares = inside | {name: share for name, share in outside.items() if name in reads}
-    widths = _widths_by_share(shares, head_dim) | config.look_up(*(name for name in _WIDTHS if name in reads))
+    shares = inside | outside | inside  # the class's own settings have the names of keys outside them
+    widths: dict[str, Any] = {}
+    others: dict[str, Any] = {}  # by keys that the class does not read
+    for name, value in (shares | config.look_up(*_WIDTHS)).items():
+        is_read = name in inside or name in reads
+        if name in shares:
+            name, value = f"{name} (of {head_dim})", share_of(name, value, head_dim)
+        (widths if is_read else others)[name] = value
     default_name = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
-    if config.model.partial is None:
-        widths[default_name] = head_dim
-    widths = widths or {default_name: int(head_dim * default_share(settings, config))}
-    check_agreement(widths | _widths_by_share(outside, head_dim) | config.look_up(*_WIDTHS))
+    if config.model.partial is None or not widths:
+        widths[default_name] = int(head_dim * default_share(settings, config))
+    check_agreement(widths | others)
     name, result = next(iter(widths.items()))
     return _parse_even("head_dim" if name == default_name else name, result, head_dim)
-
-
-def _widths_by_share(shares: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    return {f"{name} (of {head_dim})": share_of(name, share, head_dim) for name, share in shares.items()}
 
 
 def share_of(name: str, share: Any, whole: int) -> int:

@@ -260,11 +260,11 @@ class RotaryPlan:
         Reference:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
         """
-        options: Any = {"role": role, "softmax_scale": self._scale_of(role, scaled)}
+        softmax_scale = self._scale_of(role, scaled)
         if role in ("value", "output") and not self.rotates_values:
             _apply.parse_layer(layer, self.layers)
             return parse_vectors("x", x, head_axis)[0]
-        return _apply.rotate(self, x, layer, positions, head_axis, parameters, **options)
+        return _apply.rotate(self, x, layer, positions, head_axis, parameters, role=role, softmax_scale=softmax_scale)
 
     @public
     def shift_keys(
@@ -303,12 +303,12 @@ class RotaryPlan:
           ValueError: as `rotate`.
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
-        options: Any = {"amplitude": False, "name": "keys", "positions_name": "offset", "shared": True}
-        return _apply.rotate(self, keys, layer, offset, head_axis, parameters, **options)
+        return _apply.rotate(self, keys, layer, offset, head_axis, parameters, moves=True)
 
     def _scale_of(self, role: Any, scaled: Any) -> float:
         """The factor by which `scaled` multiplies x in this role; each must be given if it matters."""
-        scaled = scaled if scaled is None else checks.flag("scaled", scaled)
+        if scaled is not None:
+            checks.flag("scaled", scaled)
         needs_role = scaled or self.rotates_values or any(layer.query_scale for layer in self.layers)
         why = "where a layer scales its queries, where values rotate, or with scaled=True"
         require(role is not None or not needs_role, "role must be one of {} {}, got None", ROLES, why)

@@ -79,7 +79,7 @@ def neomme(config: Draft) -> None:
     config["rope_parameters"] = by_type = {}
     for layer_type, usual in FACTS["types"]["neomme"]["rope"].items():
         settings = {**usual, **base, **parse_mapping(layer_type, given.values.get(layer_type, {}))}
-        rotated = share_of(f"rope_parameters.{layer_type}.{'partial_rotary_factor'}", settings[_SHARE], head_dim)
+        rotated = share_of(f"rope_parameters.{layer_type}.{_SHARE}", settings[_SHARE], head_dim)
         by_type[layer_type] = settings | {"mrope_section": [rotated // 4] * 2}
 
 
@@ -108,16 +108,15 @@ def dots3(config: Draft) -> None:
 
 # Bases and widths
 
-_LING_2 = "group_norm_size", "linear_silu", "num_kv_heads_for_linear_attn"
-
 
 def bailing_hybrid(config: Draft) -> None:
     """partial_rotary_factor is not read; Ring-2.5 and Ling-2.6 rotate more and are refused."""
-    architectures, signs = str(config.values.get("architectures")), config.look_up("architectures", *_LING_2)
+    architectures = str(config.values.get("architectures"))
+    signs = config.look_up("group_norm_size", "linear_silu", "num_kv_heads_for_linear_attn")
     is_new = "MoeV3" in architectures or any("kda" in key for key in config.values)
-    is_old = "MoeV2" in architectures or not is_new and config.look_up(*_LING_2)
+    is_old = "MoeV2" in architectures or signs and not is_new
     message = "{} are those of Ring-2.5 or Ling-2.6, whose linear attention rotates too: they are not read"
-    require(not is_old, message, signs)
+    require(not is_old, message, config.look_up("architectures") | signs)
     config.take(_SHARE)
     config.take_only(rotary_dim=config.get_integer("qk_rope_head_dim"))
 
@@ -166,8 +165,8 @@ def qwen(config: Draft) -> None:
     config.take("use_dynamic_ntk")
     if is_dynamic:
         config.take_only(rope_scaling={}, rope_parameters={})
-        length = config.get_integer("seq_length")
-        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": length}
+        maximum = config.get_integer("seq_length")
+        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": maximum}
     config["max_position_embeddings"] = None
 
 
@@ -232,8 +231,8 @@ def deepseek_v4(config: Draft) -> None:
     config.put_numbered_types("compress_ratios", _TYPES_OF_V4)
     types = config.put_usual_types(lambda i: _TYPES_OF_V4[4 if i > 2 and i % 2 else 128])
     head_dim = config.get_integer("head_dim")
-    width = int(head_dim * (config.get_number(_SHARE, None) or 0.125))
-    width = config.get_integer("qk_rope_head_dim", default=width)
+    share = config.get_number(_SHARE, None) or 0.125
+    width = config.get_integer("qk_rope_head_dim", default=int(head_dim * share))
     require(width < head_dim, "head_dim must be more than the {} features that rotate, got {}", width, head_dim)
     config.take_only(qk_nope_head_dim=head_dim - width)
     config["qk_nope_head_dim"], config["qk_rope_head_dim"] = head_dim - width, width
