@@ -56,8 +56,8 @@ class HeadScale:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        for field, value in (("scale", self.scale), ("bias", self.bias)):
-            require_type(isinstance(value, str), field, "a string", value)
+        for name in ("scale", "bias"):
+            require_type(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
         require(self.scale != self.bias, "scale and bias must have different names, got {!r}", self.scale)
         vars(self).update(num_heads=checks.positive_int("num_heads", self.num_heads))  # frozen
 

@@ -95,10 +95,12 @@ class Draft(Values):
 
 def extended(settings: Values, **more: Any) -> Values:
     """Rope settings with more of them, except None; they must not contradict each other."""
-    more = {name: value for name, value in more.items() if value is not None}
+    result = dict(settings.values)
     for name, value in more.items():
-        check_agreement(settings.look_up(name) | {name: value})
-    return Values({**settings.values, **more}, settings.name)
+        if value is not None:
+            check_agreement(settings.look_up(name) | {name: value})
+            result[name] = value
+    return Values(result, settings.name)
 
 
 def is_nested(settings: Values) -> bool:

@@ -53,7 +53,7 @@ def _cells(plan: Any, layer: Any, grid: Any) -> dict[str, str]:
     f, settings, scale = layer.frequencies, dict(layer.settings), layer.query_scale
     base = settings.get("rope_theta", _base(f))
     rope_type = [settings.get("rope_type", _UNKNOWN if base is None else "default")]
-    rope_type += [f"{name} {_text(settings[name])}" for name in ("factor", "alpha") if settings.get(name) is not None]
+    rope_type += [f"{name} {_text(settings[name])}" for name in ("factor", "alpha") if name in settings]
     rope_type += ["learned"] if layer.learned_log_factor else []
     last = "last " if plan.part == "last" and 0 < f.dim < layer.head_dim else ""
     query_scale = "" if scale is None else "learned"
