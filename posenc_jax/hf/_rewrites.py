@@ -18,8 +18,6 @@ from posenc_jax.hf._models import FACTS, by_model_type, canonical_type
 from posenc_jax.hf._rewriting import FULL, LINEAR, SLIDING, Draft
 from posenc_jax.hf._values import Values, equal, parse_mapping
 
-# Layers
-
 
 def exaone4(config: Draft) -> None:
     """A sliding_window_pattern may be a string that repeats, such as LLLG."""
@@ -141,8 +139,6 @@ def esm(config: Draft) -> None:
     """position_embedding_type must be "rotary"; the code reads no scaling."""
     checks.one_of("position_embedding_type", config.get("position_embedding_type"), ["rotary"])
 
-
-# All rewriters
 
 REWRITERS = settings.REWRITERS | by_model_type(
     {

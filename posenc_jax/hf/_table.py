@@ -52,9 +52,9 @@ def _cells(plan: Any, layer: Any, grid: Any) -> dict[str, str]:
     """The cells of a layer: "" for a fact that most layers do not have, "?" for one that is not known."""
     f, settings, scale = layer.frequencies, dict(layer.settings), layer.query_scale
     base = settings.get("rope_theta", _base(f))
-    rope_type = [settings.get("rope_type", _UNKNOWN if base is None else "default")]
-    rope_type += [f"{name} {_text(settings[name])}" for name in ("factor", "alpha") if name in settings]
-    rope_type += ["learned"] if layer.learned_log_factor else []
+    rope_type = settings.get("rope_type", _UNKNOWN if base is None else "default")
+    rope_type += "".join(f", {name} {_text(settings[name])}" for name in ("factor", "alpha") if name in settings)
+    rope_type += ", learned" if layer.learned_log_factor else ""
     last = "last " if plan.part == "last" and 0 < f.dim < layer.head_dim else ""
     query_scale = "" if scale is None else "learned"
     if scale and not isinstance(scale, HeadScale):
@@ -63,7 +63,7 @@ def _cells(plan: Any, layer: Any, grid: Any) -> dict[str, str]:
         "kind": _text(layer.kind),
         "base": _text(base) if f.dim else _NONE,
         "rotated": f"{last}{f.dim} of {layer.head_dim}",
-        "rope type": ", ".join(rope_type) if f.dim else _NONE,
+        "rope type": rope_type if f.dim else _NONE,
         "amplitude": "" if f.attention_factor == 1 else _text(f.attention_factor),
         "coordinates": "+".join(str(f.axes.count(axis)) for axis in range(f.num_axes)) if f.num_axes > 1 else "",
         "layout": plan.layout if f.dim else "",
