@@ -87,7 +87,8 @@ def facts(model: Model) -> Iterator[str]:
     if model.query_scale:
         yield SCALES[model.query_scale]
     if model.indexer:
-        yield f"an indexer rotates in the {model.indexer} layout"
+        last = " its last features" if "indexer_part" in model.defaults else ""
+        yield f"an indexer rotates{last} in the {model.indexer} layout"
 
 
 def _base(model: Model) -> Iterator[str]:

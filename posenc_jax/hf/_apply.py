@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
@@ -42,11 +41,10 @@ class LayerRotation(NamedTuple):
 def parse_layer(layer: Any, layers: Sequence[Any]) -> int | jax.Array:
     """The index of a layer of a plan, a Python integer unless it is traced."""
     layer, count = unwrap_array(layer), len(layers)
-    if isinstance(layer, Tracer):
-        head_dims = [each.head_dim for each in layers]
-        first = {n: head_dims.index(n) for n in head_dims}
-        differ = ", ".join(f"{n} in layer {i}" for n, i in first.items())
-        require(len(first) == 1, "layer must be a Python integer where head_dim differs between layers, {}", differ)
+    if not checks.is_concrete(layer):
+        head_dims = dict.fromkeys(str(each.head_dim) for each in layers)
+        message = "layer must be a Python integer where head_dim differs between layers, got {}"
+        require(len(head_dims) == 1, message, ", ".join(head_dims))
         return checks.zero_dimensional("layer", layer, checks.Kind("an integer", floats=False))
     layer = checks.integer("layer", layer.item() if getattr(layer, "ndim", None) == 0 else layer)
     require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
@@ -71,20 +69,19 @@ def rotate(
     *,
     role: Role | None = None,
     softmax_scale: float = 1.0,
-    amplitude: bool = True,
-    name: str = "x",
-    **names: Any,
+    moves: bool = False,
 ) -> jax.Array:
-    """Checks the arguments, then rotates and scales x as one layer of a plan does, with its amplitude or without.
+    """Checks the arguments, then rotates and scales x as one layer of a plan does.
 
-    `names` are options of `parse_rotary`: how errors name positions, and whether all vectors may share one.
+    With `moves`, x are rotated keys, whose amplitude stays, and positions are an offset, which all may share.
     """
+    names: Any = {"name": "keys", "positions_name": "offset", "shared": True} if moves else {"name": "x"}
     index = parse_layer(layer, plan.layers)
     layers, index = (plan.layers[index : index + 1], None) if isinstance(index, int) else (plan.layers, index)
-    x = parse_width(x, _widths(layers, plan.layers), name)
+    x = parse_width(x, _widths(layers, plan.layers), names["name"])
     rotations = tuple(
         LayerRotation(
-            each.frequencies if amplitude else each.frequencies.with_attention_factor(1.0),
+            each.frequencies.with_attention_factor(1.0) if moves else each.frequencies,
             each.query_scale if role == "query" else None,
             softmax_scale,
             each.learned_log_factor,
@@ -97,40 +94,32 @@ def rotate(
         if widest.num_axes > 1:  # of other layers: query scales depend on the first coordinate
             positions = parse_positions("positions", positions, widest)[..., 0]
     scales = [rotation.query_scale for rotation in rotations if rotation.query_scale]
-    options: Any = {"name": name, "reads_positions": bool(scales), **names}
+    names["reads_positions"] = bool(scales)
     parsed = [
-        parse_rotary(x, positions, frequencies, plan.layout, head_axis, plan.part, **options)
+        parse_rotary(x, positions, frequencies, plan.layout, head_axis, plan.part, **names)
         for frequencies in rotating or [geometric(0)]  # a traced layer may choose any
     ]
     x, positions, _, heads = parsed[0]
-    if positions is not None and scales:
-        _check_scaled_positions(positions)
+    if positions is not None and scales and checks.is_concrete(positions):
+        least = np.asarray(positions).min(initial=0)
+        require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
     by_head = any(isinstance(scale, HeadScale) for scale in scales)
     require(heads or not by_head, "head_axis must be given, because each head has its own scale of queries, got None")
     shapes: Shapes = {}
     for rotation in rotations:
         shapes |= shapes_of(rotation, math.prod(x.shape[axis] for axis in heads))
     arrays = parse_parameters(parameters, shapes)
-    for learned in dict.fromkeys(rotation.learned_log_factor for rotation in rotations):
-        if learned is not None:
-            checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
+    for learned in filter(None, (rotation.learned_log_factor for rotation in rotations)):
+        checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
     settings = RotationSettings(plan.layout, plan.part == "last", backward=role == "output")
     return _rotate(settings, rotations, x, positions, index, arrays, heads)
 
 
 def _widths(layers: Sequence[Any], all_layers: Sequence[Any]) -> set[int]:
     """The widths that x may have: head_dim, and the rotated width if it is the same in these layers, or else in all."""
-    head_dim, possible = layers[0].head_dim, layers if any(each.rotary_dim for each in layers) else all_layers
-    widths = {each.rotary_dim for each in possible if each.rotary_dim and each.head_dim == head_dim}
-    return {head_dim, *(widths if len(widths) == 1 else ())}
-
-
-def _check_scaled_positions(positions: jax.Array) -> None:
-    """Raises for concrete positions below 0, at which a query scale may be infinite."""
-    if positions.size and not isinstance(positions, Tracer):
-        with jax.ensure_compile_time_eval():
-            least = positions.min()
-        require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
+    head_dim, rotated = layers[0].head_dim, {each.rotary_dim for each in layers} - {0}
+    rotated = rotated or {each.rotary_dim for each in all_layers if each.head_dim == head_dim} - {0}
+    return {head_dim, *rotated} if len(rotated) == 1 else {head_dim}
 
 
 @compiled("rotate", static_argnums=(0, 1, 6))
@@ -169,9 +158,9 @@ def _rotate_and_scale(
     if rotation.query_scale is None and rotation.softmax_scale == 1:
         return apply_rotation(settings, x, angles)
     y = apply_rotation(settings._replace(result=dtype), x, angles)
-    scale = np.array(rotation.softmax_scale, dtype)
-    if isinstance(rotation.query_scale, HeadScale):
-        scale = scale * head_factors(rotation.query_scale, positions[..., :1], parameters, x, heads).astype(dtype)
-    elif rotation.query_scale:
-        scale = scale * rotation.query_scale(positions[..., :1]).astype(dtype)
-    return (y * scale).astype(x.dtype)
+    scale, factor, positions = rotation.query_scale, np.array(rotation.softmax_scale, dtype), positions[..., :1]
+    if scale:
+        by_head = isinstance(scale, HeadScale)
+        factors = head_factors(scale, positions, parameters, x, heads) if by_head else scale(positions)
+        factor = factor * factors.astype(dtype)
+    return (y * factor).astype(x.dtype)

@@ -11,7 +11,6 @@ from posenc_jax.hf._config import HEAD_DIMS, Config
 from posenc_jax.hf._rope import SHARES, default_share, rope_type_of
 from posenc_jax.hf._values import Values, check_agreement
 
-_SHARE = SHARES[0]
 _WIDTHS = "rotary_dim", "attn_rotary_emb", "rope_dim"
 
 
@@ -26,49 +25,49 @@ def widths_of(config: Config, layer_type: str) -> tuple[int, int]:
 
 
 def _head_dim_of(config: Config, layer_type: str) -> int:
+    """The width of a head where attention is not latent."""
     model, names = config.model, HEAD_DIMS
-    if layer_type == "full_attention" and config.look_up("global_head_dim"):
-        if "per_layer_config" not in config.values:  # it holds the widths that differ
-            names = ("global_head_dim",)
+    is_global = layer_type == "full_attention" and config.look_up("global_head_dim")
+    if is_global and "per_layer_config" not in config.values:  # it holds the widths that differ
+        names = ("global_head_dim",)
     result = config.get(*names, default=None if model.derives_head_dim else model.defaults.get("head_dim"))
-    return checks.size(config.spelling(*names), _hidden_per_head(config) if result is None else result)
-
-
-def _hidden_per_head(config: Config) -> int:
+    if result is not None:
+        return checks.size(config.spelling(*names), result)
     hidden = config.get_integer("hidden_size", "n_embd", "d_model")
     heads = config.get_integer("num_attention_heads", "n_head", "n_heads", "decoder_num_attention_heads")
     require(hidden % heads == 0, "head_dim is missing, and hidden_size = {} is no multiple of {} heads", hidden, heads)
-    return hidden // heads
+    return checks.size("hidden_size", hidden // heads)
 
 
 def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -> int:
     """How many features of a head rotate by these rope settings; `head_dim` and `width` come from `widths_of`."""
-    reads, inside = config.model.reads, settings.look_up(_SHARE)
-    outside = {} if settings.of_layer_type else config.look_up(*SHARES)
-    shares = inside | {name: share for name, share in outside.items() if name in reads}
+    reads, inside = config.model.reads, settings.look_up(SHARES[0])
     if config.latent:
         wholes = (width,) if config.model.partial == 1 else (head_dim, width)  # 1: the class counts it of the width
-        for name, share in (shares | config.look_up(_SHARE)).items():
-            if width not in (_share_of(name, share, n) for n in wholes):
+        for name, share in (inside | config.look_up(*SHARES)).items():
+            if width not in (share_of(name, share, n) for n in wholes):
                 raise invalid(f"{name} = {share!r} contradicts qk_rope_head_dim = {width} of {head_dim} features")
         return width
     if rope_type_of(settings) == "proportional":  # its share selects frequencies, not features
         return head_dim
-    widths = _widths_by_share(shares, head_dim) | config.look_up(*(name for name in _WIDTHS if name in reads))
+    outside = {} if settings.of_layer_type else config.look_up(*SHARES)
+    shares = inside | outside | inside  # the class's own settings have the names of keys outside them
+    widths: dict[str, Any] = {}
+    others: dict[str, Any] = {}  # by keys that the class does not read
+    for name, value in (shares | config.look_up(*_WIDTHS)).items():
+        is_read = name in inside or name in reads
+        if name in shares:
+            name, value = f"{name} (of {head_dim})", share_of(name, value, head_dim)
+        (widths if is_read else others)[name] = value
     default_name = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
-    if config.model.partial is None:
-        widths[default_name] = head_dim
-    widths = widths or {default_name: int(head_dim * default_share(settings, config))}
-    check_agreement(widths | _widths_by_share(outside, head_dim) | config.look_up(*_WIDTHS))
+    if config.model.partial is None or not widths:
+        widths[default_name] = int(head_dim * default_share(settings, config))
+    check_agreement(widths | others)
     name, result = next(iter(widths.items()))
     return _parse_even("head_dim" if name == default_name else name, result, head_dim)
 
 
-def _widths_by_share(shares: dict[str, Any], head_dim: int) -> dict[str, Any]:
-    return {f"{name} (of {head_dim})": _share_of(name, share, head_dim) for name, share in shares.items()}
-
-
-def _share_of(name: str, share: Any, whole: int) -> int:
+def share_of(name: str, share: Any, whole: int) -> int:
     """A share of the whole as a number of features, rounded down."""
     return int(checks.number(name, whole * checks.number(name, share)))
 

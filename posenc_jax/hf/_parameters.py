@@ -22,7 +22,7 @@ from posenc_jax._frequencies.angles import Angles, SinCosTable, pair_sines
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import compute_dtype
-from posenc_jax._jax.errors import invalid, public, require, require_type
+from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import product
 from posenc_jax._numerics.exponentials import expm1
 
@@ -56,8 +56,8 @@ class HeadScale:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
-        for field, value in (("scale", self.scale), ("bias", self.bias)):
-            require_type(isinstance(value, str), field, "a string", value)
+        for name in ("scale", "bias"):
+            require_type(isinstance(getattr(self, name), str), name, "a string", getattr(self, name))
         require(self.scale != self.bias, "scale and bias must have different names, got {!r}", self.scale)
         vars(self).update(num_heads=checks.positive_int("num_heads", self.num_heads))  # frozen
 
@@ -76,9 +76,9 @@ def parse_parameters(parameters: Any, shapes: Shapes) -> dict[str, jax.Array]:
     fits = parameters is None or isinstance(parameters, Mapping)
     require_type(fits, "parameters", "a mapping of names to arrays", parameters)
     arrays = parameters or {}
-    if missing := [f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in arrays]:
-        names = sorted(map(str, arrays)) or "none"
-        raise invalid(f"parameters must hold {', '.join(missing)}, which this model has learned, got {names}")
+    missing = ", ".join(f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in arrays)
+    message = "parameters must hold {}, which this model has learned, got {}"
+    require(not missing, message, missing, sorted(map(str, arrays)) or "none")
     result = {}
     for name, shape in shapes.items():
         label = f"parameters[{name!r}]"

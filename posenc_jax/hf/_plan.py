@@ -71,10 +71,7 @@ class QueryScale:
 def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
     c, n, o = scale.coefficient, scale.period, scale.offset
     if scale.variant == "steps":
-        if jnp.issubdtype(positions.dtype, jnp.integer):
-            steps = positions // n + (positions % n >= n - o).astype(positions.dtype)  # p + o could wrap
-        else:
-            steps = jnp.floor((positions + o) / n)
+        steps = positions // n + (positions % n >= n - o).astype(positions.dtype)  # p + o could wrap
         return c * jnp.log1p(steps.astype(jnp.float32)) + 1
     share = (positions.astype(jnp.float32) + o) / n
     return c * jnp.log(jnp.maximum(share, 1)) + 1 if scale.variant == "log" else jnp.exp(c * jnp.log1p(share))
@@ -263,11 +260,11 @@ class RotaryPlan:
         Reference:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
         """
-        options: Any = {"role": role, "softmax_scale": self._scale_of(role, scaled)}
+        softmax_scale = self._scale_of(role, scaled)
         if role in ("value", "output") and not self.rotates_values:
             _apply.parse_layer(layer, self.layers)
             return parse_vectors("x", x, head_axis)[0]
-        return _apply.rotate(self, x, layer, positions, head_axis, parameters, **options)
+        return _apply.rotate(self, x, layer, positions, head_axis, parameters, role=role, softmax_scale=softmax_scale)
 
     @public
     def shift_keys(
@@ -306,20 +303,16 @@ class RotaryPlan:
           ValueError: as `rotate`.
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
-        options: Any = {"amplitude": False, "name": "keys", "positions_name": "offset", "shared": True}
-        return _apply.rotate(self, keys, layer, offset, head_axis, parameters, **options)
+        return _apply.rotate(self, keys, layer, offset, head_axis, parameters, moves=True)
 
     def _scale_of(self, role: Any, scaled: Any) -> float:
         """The factor by which `scaled` multiplies x in this role; each must be given if it matters."""
-        scaled = scaled if scaled is None else checks.flag("scaled", scaled)
-        if role is None:
-            scaling = next((i for i, layer in enumerate(self.layers) if layer.query_scale), None)
-            message = 'role must be "query" or "key", because layer {} scales its queries, got None'
-            require(scaling is None, message, scaling)
-            message = "role must be one of {}, because the values of this model rotate too, got None"
-            require(not self.rotates_values, message, ROLES)
-            require(not scaled, 'role must be "query" or "key" with scaled=True, got None')
-        else:
+        if scaled is not None:
+            checks.flag("scaled", scaled)
+        needs_role = scaled or self.rotates_values or any(layer.query_scale for layer in self.layers)
+        why = "where a layer scales its queries, where values rotate, or with scaled=True"
+        require(role is not None or not needs_role, "role must be one of {} {}, got None", ROLES, why)
+        if role is not None:
             checks.one_of("role", role, ROLES)
         is_scaled = role in ("query", None) and self.softmax_scale != 1  # queries alone are scaled
         message = "scaled must be True or False, because the plan has a softmax_scale of {}, got None"

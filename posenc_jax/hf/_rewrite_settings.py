@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
-from posenc_jax.hf._config import ORIGINAL, POSITIONS
+from posenc_jax.hf._head import share_of
 from posenc_jax.hf._models import FACTS, by_model_type
 from posenc_jax.hf._rewriting import FULL, SLIDING, Draft, extended, is_nested
-from posenc_jax.hf._rope import SHARES
 from posenc_jax.hf._values import Values, agreed_value, equal, parse_mapping
 
-_SHARE = SHARES[0]
+_SHARE = "partial_rotary_factor"
 
 # A spectrum for each layer type
 
@@ -31,17 +30,16 @@ def _put_lists(config: Draft, types: Sequence[str], **lists: str) -> None:
     settings = settings if is_nested(settings) else Values({FULL: settings.values}, settings.name)
     by_type = {x: settings.get_mapping(x) for x in types}
     for setting, name in lists.items():
-        if isinstance(config.values.get(name), Sequence):
-            for layer_type, item in zip(types, config.take_layers(name), strict=True):
-                by_type[layer_type] = extended(by_type[layer_type], **{setting: item})
+        items = config.take_layers(name) if isinstance(config.values.get(name), Sequence) else []
+        for layer_type, item in zip(types, items, strict=False):
+            by_type[layer_type] = extended(by_type[layer_type], **{setting: item})
     config["rope_parameters"] = {x: of_type.values for x, of_type in by_type.items()}
 
 
 def step3p5(config: Draft) -> None:
     """rope_theta and partial_rotary_factors have an item for each layer, and rope_scaling is for full layers."""
     needs_rope_type(config)
-    config.put_usual_types(lambda i: FULL)
-    types = config["layer_types"] = config.take_layers("layer_types")
+    types = config.put_usual_types(lambda i: FULL)
     if not any(map(is_nested, config.settings)):
         config.take_only(rope_parameters={}, partial_rotary_factor=1.0)  # the class overwrites them
         base = config.get("rope_theta", default=10_000.0)
@@ -67,21 +65,21 @@ def molmo2(config: Draft) -> None:
         return
     fits = all(i in range(count) for i in layers)
     require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
-    scaled = extended(config.take_settings(), **{key: config.take(key) for key in ("rope_theta", ORIGINAL)})
+    outside = {key: config.take(key) for key in ("rope_theta", "original_max_position_embeddings")}
+    scaled = extended(config.take_settings(), **outside)
     plain = {"rope_theta": scaled.get("rope_theta", default=10_000.0)}
+    by_type = {"scaled": {**scaled.values, **plain}, "plain": plain}
     types = config["layer_types"] = ["scaled" if i in layers else "plain" for i in range(count)]
-    config["rope_parameters"] = {x: plain if x == "plain" else {**scaled.values, **plain} for x in types}
+    config["rope_parameters"] = {x: by_type[x] for x in types}
 
 
 def neomme(config: Draft) -> None:
     """Pairs alternate between row and column."""
-    head_dim, base = config.get_integer("head_dim"), config.look_up("rope_theta")
-    given = config.take_settings().values
+    head_dim, base, given = config.get_integer("head_dim"), config.look_up("rope_theta"), config.take_settings()
     config["rope_parameters"] = by_type = {}
     for layer_type, usual in FACTS["types"]["neomme"]["settings"].items():
-        settings = {**usual, **base, **parse_mapping(layer_type, given.get(layer_type, {}))}
-        share = Values(settings, f"rope_parameters.{layer_type}").get_number(_SHARE)
-        rotated = int(checks.number(_SHARE, head_dim * share))
+        settings = {**usual, **base, **parse_mapping(layer_type, given.values.get(layer_type, {}))}
+        rotated = share_of(f"rope_parameters.{layer_type}.{_SHARE}", settings[_SHARE], head_dim)
         by_type[layer_type] = settings | {"mrope_section": [rotated // 4] * 2}
 
 
@@ -96,13 +94,12 @@ def ignored_beside_types(config: Draft) -> None:
 def dots3(config: Draft) -> None:
     """Sliding layers have their own base, swa_rope_theta, and their own latent heads; no share is read."""
     windows = config.get_flag("use_sliding_window", default=True)
-    config.put_usual_types(lambda i: SLIDING if windows and i > 1 and i % 4 != 1 else FULL)
+    types = config.put_usual_types(lambda i: SLIDING if windows and i > 1 and i % 4 != 1 else FULL)
     if not config.look_up("per_layer_config"):
         rest = config.get_integer("swa_qk_nope_head_dim", default=192)
         usual = config.get_integer("swa_head_dim", default=256) - rest
         width = config.get_integer("swa_qk_rope_head_dim", default=usual)
         widths = {"qk_nope_head_dim": rest, "qk_rope_head_dim": width}
-        types = config.get_list("layer_types") or ()
         config["per_layer_config"] = {str(i): widths for i, x in enumerate(types) if x == SLIDING}
     config.take(_SHARE)
     settings = config.get_mapping("rope_parameters")
@@ -111,16 +108,15 @@ def dots3(config: Draft) -> None:
 
 # Bases and widths
 
-_LING_2 = "group_norm_size", "linear_silu", "num_kv_heads_for_linear_attn"
-
 
 def bailing_hybrid(config: Draft) -> None:
     """partial_rotary_factor is not read; Ring-2.5 and Ling-2.6 rotate more and are refused."""
-    architectures, signs = str(config.values.get("architectures")), config.look_up("architectures", *_LING_2)
+    architectures = str(config.values.get("architectures"))
+    signs = config.look_up("group_norm_size", "linear_silu", "num_kv_heads_for_linear_attn")
     is_new = "MoeV3" in architectures or any("kda" in key for key in config.values)
-    is_old = "MoeV2" in architectures or not is_new and config.look_up(*_LING_2)
+    is_old = "MoeV2" in architectures or signs and not is_new
     message = "{} are those of Ring-2.5 or Ling-2.6, whose linear attention rotates too: they are not read"
-    require(not is_old, message, signs)
+    require(not is_old, message, config.look_up("architectures") | signs)
     config.take(_SHARE)
     config.take_only(rotary_dim=config.get_integer("qk_rope_head_dim"))
 
@@ -169,8 +165,8 @@ def qwen(config: Draft) -> None:
     config.take("use_dynamic_ntk")
     if is_dynamic:
         config.take_only(rope_scaling={}, rope_parameters={})
-        length = config.get_integer("seq_length")
-        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": length}
+        maximum = config.get_integer("seq_length")
+        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": maximum}
     config["max_position_embeddings"] = None
 
 
@@ -192,10 +188,9 @@ def internlm(config: Draft) -> None:
     settings.reject_unknown(("base", "type", "scaling_factor"), "model_type 'internlm'")
     config.put_from("rotary", "base", "rope_theta")
     config.take("rotary")
-    factor, rope_type = settings.get_number("scaling_factor", default=1.0), settings.get("type", default="origin")
-    if checks.one_of("rotary.type", rope_type, ("origin", "dynamic")) == "dynamic":
+    if checks.one_of("rotary.type", settings.get("type", default="origin"), ("origin", "dynamic")) == "dynamic":
         config.take_only(rope_scaling={}, rope_parameters={})
-        config["rope_scaling"] = {"type": "dynamic", "factor": factor}
+        config["rope_scaling"] = {"type": "dynamic", "factor": settings.get_number("scaling_factor", default=1.0)}
 
 
 def needs_rope_type(config: Draft) -> None:
@@ -212,18 +207,8 @@ def modernbert(config: Draft) -> None:
     It is "absolute" in ModernBERT's files and "sans_pos" in those of mmBERT and Ettin.
     """
     needs_rope_type(config)
-    if config.get_string(POSITIONS) in ("absolute", "sans_pos"):
-        config.take(POSITIONS)
-
-
-def lfm2(config: Draft) -> None:
-    """Theta must repeat the base: it is checked as rotary_emb_base, which the code does not read either."""
-    config["rotary_emb_base"] = config.take("theta")
-
-
-def nemotron(config: Draft) -> None:
-    """rope_percent and rope_percentage must repeat the share that rotates: they are checked as keys of other types."""
-    config["rotary_pct"], config["rotary_emb_fraction"] = config.take("rope_percent"), config.take("rope_percentage")
+    if config.get_string("position_embedding_type") in ("absolute", "sans_pos"):
+        config.take("position_embedding_type")
 
 
 def nanochat(config: Draft) -> None:
@@ -236,11 +221,6 @@ def ernie4_5_vl(config: Draft) -> None:
     config.put_settings(mrope_alternating=True)
 
 
-def hy_v4(config: Draft) -> None:
-    """The indexer rotates the last features of its heads."""
-    config["indexer_part"] = "last"
-
-
 # Values that rotate, and what is learned
 
 _TYPES_OF_V4 = {0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
@@ -249,32 +229,30 @@ _TYPES_OF_V4 = {0: SLIDING, 4: "compressed_sparse_attention", 128: "heavily_comp
 def deepseek_v4(config: Draft) -> None:
     """Values rotate too, outputs back; sliding layers have rope_theta, others compress_rope_theta and the scaling."""
     config.put_numbered_types("compress_ratios", _TYPES_OF_V4)
-    config.put_usual_types(lambda i: _TYPES_OF_V4[4 if i > 2 and i % 2 else 128])
-    types = config["layer_types"] = config.take_layers("layer_types")
+    types = config.put_usual_types(lambda i: _TYPES_OF_V4[4 if i > 2 and i % 2 else 128])
     head_dim = config.get_integer("head_dim")
-    width = int(head_dim * (config.get_number(_SHARE, default=None) or 0.125))
-    width = config.get_integer("qk_rope_head_dim", default=width)
+    share = config.get_number(_SHARE, default=None) or 0.125
+    width = config.get_integer("qk_rope_head_dim", default=int(head_dim * share))
     require(width < head_dim, "head_dim must be more than the {} features that rotate, got {}", width, head_dim)
     config.take_only(qk_nope_head_dim=head_dim - width)
     config["qk_nope_head_dim"], config["qk_rope_head_dim"] = head_dim - width, width
-    config["indexer_part"], config["rope_on_values"] = "last", True
     settings = config.take_settings()
     if is_nested(settings):
         config["rope_parameters"] = by_type = {}
+        # Without them, transformers would take the other base and rotate the whole head.
+        needed = ["rope_theta"] if config.look_up(_SHARE) else ["rope_theta", _SHARE]
         for layer_type in types:
             of_type = settings.get_mapping("main" if layer_type == SLIDING else "compress")
-            by_type[layer_type] = of_type.values
-            of_type.get_required("rope_theta")  # transformers would take the other base
-            if not config.look_up(_SHARE):
-                of_type.get_required(_SHARE)  # and rotate the whole head
+            by_type[layer_type] = {**of_type.values, **{name: of_type.get_required(name) for name in needed}}
         return
     rope_types = settings.look_up("rope_type", "type").values()
     message = "rope_type 'deepseek_yarn' has an amplitude of its own: write 'yarn', and attention_factor if it has one"
     require("deepseek_yarn" not in rope_types, message)
-    base, original = config.get("rope_theta", default=1e4), config.get(ORIGINAL)
-    scaled = extended(settings, rope_theta=base, original_max_position_embeddings=original).values
+    base, original = config.get("rope_theta", default=1e4), config.get("original_max_position_embeddings")
     usual = {"attention_factor": 1.0} if "yarn" in rope_types else {}
-    config["rope_scaling"] = {key: value for key, value in {**usual, **scaled}.items() if key != "rope_theta"}
+    scaled = {**usual, **extended(settings, rope_theta=base, original_max_position_embeddings=original).values}
+    del scaled["rope_theta"]  # that of sliding layers
+    config["rope_scaling"] = scaled
 
 
 def mistral_large4(config: Draft) -> None:
@@ -301,16 +279,13 @@ REWRITERS = by_model_type(
         "dots3_note_text": dots3,
         "ernie4_5_vl_moe_text": ernie4_5_vl,
         "gemma3_text gemma3n_text olmo3 t5gemma2_decoder t5gemma2_text": needs_rope_type,
-        "hy_v4 hy_v4_vl_text": hy_v4,
         "internlm": internlm,
-        "lfm2 lfm2_moe": lfm2,
         "mimo_v2 mimo_v2_flash": mimo_v2,
         "minimax_m3 minimax_m3_vl_text": minimax_m3,
         "mistral_large4_text": mistral_large4,
         "modernbert modernbert-decoder": modernbert,
         "molmo2_text": molmo2,
         "nanochat": nanochat,
-        "nemotron": nemotron,
         "neomme": neomme,
         "olmo_hybrid": olmo_hybrid,
         "qwen": qwen,

@@ -41,17 +41,17 @@ class Draft(Values):
     def take_only(self, **usual: Any) -> None:
         """Takes out keys that must be missing or have these values."""
         for name, value in usual.items():
-            written = self.take(name)
+            written, message = self.take(name), "{} must be {!r} in model_type {!r}, got {!r:.60}"
             fits = equal(written, value) and isinstance(written, bool) == isinstance(value, bool)
-            message = "{} must be {!r} in model_type {!r}, got {!r:.60}"
             require(written is None or fits, message, name, value, self.values["model_type"], written)
 
     def take_settings(self) -> Values:
         """Takes out the rope settings, in either spelling."""
-        spellings = {settings.name: settings.values for settings in self.settings}
+        spellings = self.settings
+        check_agreement({settings.name: settings.values for settings in spellings})
         for name in RAW:
             self.take(name)
-        return Values(agreed_value(spellings), next(iter(spellings)))
+        return spellings[0]
 
     def put_settings(self, **more: Any) -> None:
         """Writes what the code does into the rope settings, in the config's spelling."""
@@ -71,13 +71,8 @@ class Draft(Values):
         if items is None:
             return []
         count, more = self.num_layers, self.get_number("num_nextn_predict_layers", default=None) or 0
-        require(
-            len(items) in (count, count + more),
-            "{} must have {} items, one for each layer, got {}",
-            name,
-            count,
-            len(items),
-        )
+        fits = len(items) in (count, count + more)
+        require(fits, "{} must have {} items, one for each layer, got {}", name, count, len(items))
         return [*items[:count]]
 
     def put_types(self, source: str, types: list[str]) -> None:
@@ -92,18 +87,20 @@ class Draft(Values):
         require(fits, "{} must hold {}, got {!r:.60}", source, [*names], numbers)
         self.put_types(source, [names[number] for number in numbers])
 
-    def put_usual_types(self, type_of: Callable[[int], str]) -> None:
-        """Writes the types of layers that the class has if the config has none."""
-        if not self.look_up("layer_types"):
-            self["layer_types"] = [type_of(i) for i in range(self.num_layers)]
+    def put_usual_types(self, type_of: Callable[[int], str]) -> list[str]:
+        """Writes the types of layers that the class has if the config has none, and returns those that it then has."""
+        types = self["layer_types"] = self.take_layers("layer_types") or [type_of(i) for i in range(self.num_layers)]
+        return types
 
 
 def extended(settings: Values, **more: Any) -> Values:
     """Rope settings with more of them, except None; they must not contradict each other."""
-    more = {name: value for name, value in more.items() if value is not None}
+    result = dict(settings.values)
     for name, value in more.items():
-        check_agreement(settings.look_up(name) | {name: value})
-    return Values({**settings.values, **more}, settings.name)
+        if value is not None:
+            check_agreement(settings.look_up(name) | {name: value})
+            result[name] = value
+    return Values(result, settings.name)
 
 
 def is_nested(settings: Values) -> bool:

@@ -22,8 +22,7 @@ def scale_with_positions(rope: Rope) -> QueryScale | None:
     if config.model.query_scale == "beta":
         return QueryScale(rope.settings.get_number("llama_4_scaling_beta"), rope.original())
     if config.model.query_scale == "logn" and config.get_flag("use_logn_attn", default=True):
-        length = checks.length("seq_length", config.get_required("seq_length"))
-        require(length > 1, "seq_length must be over 1, got {}", length)
+        length = checks.integer("seq_length", config.get_required("seq_length"), 2)
         return QueryScale(1 / math.log(length), length, 1, "log")
     return None
 
@@ -34,32 +33,27 @@ def scale_without_positions(config: Config) -> QueryScale | None:
         return QueryScale(0.1, 2048, 1, "power")
     if config.model.query_scale != "llama4" or not config.get_flag("attn_temperature_tuning", default=True):
         return None
-    coefficient = config.get_number("attn_scale", default=0.1)
-    period = checks.length("floor_scale", config.get("floor_scale", default=8192))
-    require(period > 1, "floor_scale must be over 1, got {}", period)  # above the offset
-    return QueryScale(coefficient, period, 1)
+    period = checks.integer("floor_scale", config.get("floor_scale", default=8192), 2)  # above the offset
+    return QueryScale(config.get_number("attn_scale", default=0.1), period, 1)
 
 
 def with_written_scales(config: Config, key: str, layers: list[RotaryLayer]) -> list[RotaryLayer]:
     """The layers, with the query scales that `written_scales` or a rewriter put into a config."""
-    scales = config.get_list(key) if key in config.model.reads else None
+    scales, count = config.get_list(key) if key in config.model.reads else None, len(layers)
     if scales is None:
         return layers
-    count = len(layers)
     require(len(scales) == count, "{} must hold a mapping or null for {} layers, got {}", key, count, len(scales))
-    return [
-        layer if scale is None else dataclasses.replace(layer, query_scale=_parse_scale(f"{key}[{i}]", scale))
-        for i, (layer, scale) in enumerate(zip(layers, scales, strict=True))
-    ]
-
-
-def _parse_scale(name: str, scale: Any) -> QueryScale | HeadScale:
-    """A query scale, whose fields are the keys of a mapping."""
-    fields = Values(parse_mapping(name, scale), name)
-    cls = HeadScale if fields.look_up("num_heads") else QueryScale
-    names = [field.name for field in dataclasses.fields(cls)]
-    fields.reject_unknown(names, "a query scale")
-    return cls(**{field: fields.get_required(field) for field in names})
+    result = [*layers]
+    for i, scale in enumerate(scales):
+        if scale is not None:
+            name = f"{key}[{i}]"
+            fields = Values(parse_mapping(name, scale), name)
+            cls = HeadScale if fields.look_up("num_heads") else QueryScale
+            names = [field.name for field in dataclasses.fields(cls)]
+            fields.reject_unknown(names, "a query scale")
+            query_scale = cls(**{field: fields.get_required(field) for field in names})
+            result[i] = dataclasses.replace(result[i], query_scale=query_scale)
+    return result
 
 
 def written_scales(key: str, layers: Iterable[RotaryLayer]) -> dict[str, Any]:

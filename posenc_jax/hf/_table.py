@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,46 +18,43 @@ _IN_ROWS = {"layers", "layout", "part", "indexer", "grids"}  # the fields of a p
 
 def text_of(plan: Any) -> str:
     """The table of a plan, and that of its indexer, with aligned columns."""
-    rows = _rows(plan)
+    title, *rows = _lines(plan)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
     indexer = ["", f"indexer: {text_of(plan.indexer)}"] if plan.indexer else []
-    return "\n".join([_title(plan), *lines, *indexer])
+    return "\n".join([title[0], *lines, *indexer])
 
 
 def html_of(plan: Any, label: str = "") -> str:
     """The same in HTML."""
-    rows = ""
-    for i, row in enumerate(_rows(plan)):
-        tag = "td" if i else "th"
-        rows += f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row)}</tr>"
-    indexer = html_of(plan.indexer, "indexer: ") if plan.indexer else ""
-    return f"<table><caption>{html.escape(label + _title(plan))}</caption>{rows}</table>{indexer}"
+    title, names, *rows = ([html.escape(cell) for cell in row] for row in _lines(plan))
+    head = f"<caption>{label}{title[0]}</caption><tr><th>{'</th><th>'.join(names)}</th></tr>"
+    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+    return f"<table>{head}{body}</table>" + (html_of(plan.indexer, "indexer: ") if plan.indexer else "")
 
 
-def _title(plan: Any) -> str:
-    """What is the same for all layers."""
+def _lines(plan: Any) -> list[list[str]]:
+    """What is the same for all layers, the names of the columns, and a row for each group of equal layers.
+
+    A column without facts is left out.
+    """
     count = len(plan.layers)
-    return ", ".join([f"{type(plan).__name__} of {count} layer{'s' * (count > 1)}", *_changes(plan)])
-
-
-def _rows(plan: Any) -> list[list[str]]:
-    """The names of the columns, and a row for each group of equal layers. A column without facts is left out."""
+    title = ", ".join([f"{type(plan).__name__} of {count} layer{'s' * (count > 1)}", *_changes(plan)])
     groups: dict[Any, list[int]] = {}
-    for i, key in enumerate(zip(plan.layers, getattr(plan, "grids", (None,) * len(plan.layers)), strict=True)):
+    for i, key in enumerate(zip(plan.layers, getattr(plan, "grids", [None] * count), strict=True)):
         groups.setdefault(key, []).append(i)
     rows = [{"layers": _indices(group)} | _cells(plan, *key) for key, group in groups.items()]
     names = [name for name in rows[0] if any(row[name] not in ("", _UNKNOWN) for row in rows)]
-    return [names, *([row[name] for name in names] for row in rows)]
+    return [[title], names, *([row[name] for name in names] for row in rows)]
 
 
 def _cells(plan: Any, layer: Any, grid: Any) -> dict[str, str]:
     """The cells of a layer: "" for a fact that most layers do not have, "?" for one that is not known."""
     f, settings, scale = layer.frequencies, dict(layer.settings), layer.query_scale
     base = settings.get("rope_theta", _base(f))
-    rope_type = [settings.get("rope_type", _UNKNOWN if base is None else "default")]
-    rope_type += [f"{name} {_text(settings[name])}" for name in ("factor", "alpha") if settings.get(name) is not None]
-    rope_type += ["learned"] if layer.learned_log_factor else []
+    rope_type = settings.get("rope_type", _UNKNOWN if base is None else "default")
+    rope_type += "".join(f", {name} {_text(settings[name])}" for name in ("factor", "alpha") if name in settings)
+    rope_type += ", learned" if layer.learned_log_factor else ""
     last = "last " if plan.part == "last" and 0 < f.dim < layer.head_dim else ""
     query_scale = "" if scale is None else "learned"
     if scale and not isinstance(scale, HeadScale):
@@ -67,7 +63,7 @@ def _cells(plan: Any, layer: Any, grid: Any) -> dict[str, str]:
         "kind": _text(layer.kind),
         "base": _text(base) if f.dim else _NONE,
         "rotated": f"{last}{f.dim} of {layer.head_dim}",
-        "rope type": ", ".join(rope_type) if f.dim else _NONE,
+        "rope type": rope_type if f.dim else _NONE,
         "amplitude": "" if f.attention_factor == 1 else _text(f.attention_factor),
         "coordinates": "+".join(str(f.axes.count(axis)) for axis in range(f.num_axes)) if f.num_axes > 1 else "",
         "layout": plan.layout if f.dim else "",
@@ -85,10 +81,8 @@ def _base(f: Frequencies) -> float | None:
     if count < 2 or min(first) <= 0:
         return None
     base = float(first[0] / first[-1]) ** (count / (count - 1))
-    for angular in spectra:
-        if not np.allclose(angular, base ** (-np.arange(len(angular)) / len(angular)), rtol=1e-9, atol=0):
-            return None
-    return base
+    fits = all(np.allclose(w, base ** (-np.arange(len(w)) / len(w)), rtol=1e-9, atol=0) for w in spectra)
+    return base if fits else None
 
 
 def _window(layer: Any) -> str:
@@ -108,8 +102,8 @@ def _changes(instance: Any) -> list[str]:
 
 def _indices(indices: Sequence[int]) -> str:
     """Indices as ranges: 0-4, 6."""
-    runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0])]
-    return ", ".join("-".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in runs)
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _text(value: Any) -> str:

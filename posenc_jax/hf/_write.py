@@ -62,30 +62,26 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
 
 def _widths(plan: RotaryPlan) -> dict[str, Any]:
-    """The widths of heads; those that differ from the first rotating layer's are in per_layer_config."""
-    first = next((layer for layer in plan.layers if layer.rotary_dim), plan.layers[0])
-
-    def widths_of(layer: RotaryLayer) -> dict[str, int]:
-        width = layer.rotary_dim or first.rotary_dim
+    """The widths of heads; those that differ from the first layer's are in per_layer_config."""
+    widest, result = max(layer.rotary_dim for layer in plan.layers), []
+    for layer in plan.layers:
+        width = layer.rotary_dim or widest
         latent = {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
-        return latent if plan.part == "last" else {"head_dim": layer.head_dim}
-
-    usual = widths_of(first)
-    others = {str(i): widths for i, layer in enumerate(plan.layers) if (widths := widths_of(layer)) != usual}
-    return usual | ({"per_layer_config": others} if others else {})
+        result.append(latent if plan.part == "last" else {"head_dim": layer.head_dim})
+    others = {str(i): widths for i, widths in enumerate(result) if widths != result[0]}
+    return result[0] | ({"per_layer_config": others} if others else {})
 
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     """The rope settings, by layer type if there are several, and which layers have none."""
-    distinct = list(dict.fromkeys(layer.settings for layer in layers if layer.settings))
-    dicts = [{k: list(v) if isinstance(v, tuple) else v for k, v in settings} for settings in distinct]
-    lengths = [each.pop(MAXIMUM) for each in dicts if MAXIMUM in each]
-    outside = {MAXIMUM: lengths[-1]} if lengths else {}
-    if len(dicts) > 1:
-        names = {settings: f"rope_{i}" for i, settings in enumerate(distinct)}
+    distinct = dict.fromkeys(layer.settings for layer in layers if layer.settings)
+    names = {settings: f"rope_{i}" for i, settings in enumerate(distinct)}
+    values = lambda x: {k: [*v] if isinstance(v, tuple) else v for k, v in x if k != MAXIMUM}  # noqa: E731
+    by_type = {name: values(settings) for settings, name in names.items()}
+    lengths = {key: value for settings in names for key, value in settings if key == MAXIMUM}
+    if len(names) > 1:
         types = [names.get(layer.settings, "no_rope") for layer in layers]
-        by_type = dict.fromkeys(types) | dict(zip(names.values(), dicts, strict=True))
-        return outside | {"layer_types": types, "rope_parameters": by_type}
+        return lengths | {"layer_types": types, "rope_parameters": dict.fromkeys(types) | by_type}
     flags = [int(bool(layer.settings)) for layer in layers]
     without = {} if all(flags) else {"no_rope_layers": flags}
-    return outside | {"rope_parameters": dicts[0] if dicts else None} | without
+    return lengths | {"rope_parameters": by_type.get("rope_0")} | without

@@ -241,7 +241,7 @@ def test_what_the_newest_models_do():
         "Interleaved M-RoPE": lambda model, _: model.interleaved_sections,
         "No RoPE at all": lambda model, _: model.never_rotates,
         "A learned bias that depends on the tokens": lambda _, refused: "content_bias" in refused,
-        "Rotated values": lambda model, _: "rope_on_values" in model.reads,
+        "Rotated values": lambda model, _: "rope_on_values" in model.defaults,
         "Learned spectra": lambda model, _: "learned_log_factor" in model.reads,
     }
     for row, holds in held.items():

@@ -89,7 +89,7 @@ REFUSED = [
         "TypeError: .*layer must be an integer, got": {"layer": jax.ShapeDtypeStruct((), np.float32)},
         "layer must be a scalar": {"layer": jax.ShapeDtypeStruct((2,), np.int32)},
         "x must have 8 features in this layer, got shape": {"x": X[..., :6]},
-        'role must be "query" or "key" with scaled=True': {"scaled": True},
+        "role must be one of .*'output'.*, or with scaled=True, got None": {"scaled": True},
         "TypeError: .*scaled must be True or False, got int 1": {"scaled": 1},
         "head_axis must be an axis of x": {"head_axis": 7, "role": "output"},
     }),
@@ -98,19 +98,19 @@ REFUSED = [
     }),
     (UNEQUAL, {
         "x must have 16 or 4 features in this layer": {"layer": 1},
-        "must be a Python integer where head_dim differs between layers, 8 in layer 0, 16 in layer 1": {"layer": TRACED},
+        "must be a Python integer where head_dim differs between layers, got 8, 16": {"layer": TRACED},
     }),
     (MIXED, {
         "x must have 8 features in this layer": {"x": X[..., :4]},
         r"positions of shape \(5, 2\) must broadcast": {"positions": PLACES},
     }),
     (SCALED, {
-        'role must be "query" or "key", because layer 1 scales its queries': {},
+        "role must be one of .* where a layer scales its queries": {},
         "role must be one of": {"role": "q"},
         "scaled must be True or False, because .* 1.7, got": {"role": "query"},
     }),
     (rotate(LAYER(YARN), rotates_values=True), {
-        "role must be one of .*'output'.*, because the values of this model rotate too, got None": {},
+        "role must be one of .*, where values rotate": {},
     }),
     (LEARNED, {
         "positions must be at least 0 where a layer scales": {"positions": -AT},
