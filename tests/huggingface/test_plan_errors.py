@@ -46,6 +46,11 @@ REFUSED = [
         "TypeError: RotaryLayer: query_scale must be a QueryScale, a HeadScale or None": {"query_scale": 1.0},
         "RotaryLayer: frequencies of width 8 must fit into a head_dim of 6": {"head_dim": 6},
         "TypeError: RotaryLayer: learned_log_factor must be a string or None, got int 3": {"learned_log_factor": 3},
+        "TypeError: kind must be a string or None, got int": {"kind": 1},
+        r"TypeError: window must be a pair \(left, right\) of integers or None, got int": {"window": 5},
+        r"window\[0\] must be at least 0": {"window": (-1, None)},
+        "chunk must be at least 1": {"chunk": 0},
+        "TypeError: score_scale must be a number": {"score_scale": "a"},
     }),
     (LAYER, {
         "TypeError: RotaryLayer: frequencies must be Frequencies or an integer width": {"frequencies": None},

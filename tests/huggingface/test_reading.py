@@ -4,11 +4,9 @@ A fragment is the whole config: what it leaves out has the value of its class. `
 these names.
 """
 
-import itertools
-
 import pytest
 
-from helpers.plans import WithToDict
+from helpers.plans import WithToDict, in_runs
 from posenc_jax.hf import plan_to_config, rotary_from_config
 from posenc_jax.hf._models import FACTS, MODELS
 from posenc_jax.hf._refused import REFUSED as TYPES_REFUSED
@@ -19,12 +17,10 @@ USUAL = {"rope_type": "default", "beta_fast": 32.0, "beta_slow": 1.0, "truncate"
 
 def in_words(plan):
     """Each run of equal layers: how many, the features that rotate of those of a head, the base, other settings."""
-    runs = [(len(list(same)), words) for words, same in itertools.groupby(map(layer_in_words, plan.layers))]
-    words = [", ".join(f"{count} x {words}" for count, words in runs)]
+    words = [in_runs(map(layer_in_words, plan.layers))]
     words += [plan.layout] * (plan.layout != "half") + [plan.part] * (plan.part != "first")
-    words += [f"scores x {plan.softmax_scale:.4f}"] * (plan.softmax_scale != 1) + [
-        "values rotate"
-    ] * plan.rotates_values
+    words += [f"scores x {plan.softmax_scale:.4f}"] * (plan.softmax_scale != 1)
+    words += ["values rotate"] * plan.rotates_values
     return "; ".join(words + ([f"indexer: {in_words(plan.indexer)}"] if plan.indexer else []))
 
 
@@ -275,6 +271,9 @@ READ = [
     ("zamba2", {"num_hidden_layers": 4, "layers_block_type": ["hybrid"] * 4, "attention_head_dim": 64}, "4 x -/64"),
 ]
 REFUSED = [
+    ("", {"layout": "half", "head_dim": 64, "num_hidden_layers": 2, "layer_attention": [{}]}, "layer_attention must hold a mapping for 2 layers, got 1"),
+    ("", {"layout": "half", "head_dim": 64, "num_hidden_layers": 1, "layer_attention": [{"kinds": FULL}]}, "the key layer_attention[0].kinds = 'full_attention' is not read by layer_attention: is layer_attention[0].kind meant?"),
+    ("", {"layout": "half", "head_dim": 64, "num_hidden_layers": 1, "layer_attention": [5]}, "layer_attention[0] must be a mapping, got int 5"),
     ("", {"head_dim": 64, "num_hidden_layers": 1, "rope_parameters": {"rope_theta": None}},
      "rope_parameters.rope_theta must have a value or be left out for 10000.0, got null"),
     ("", {"head_dim": 64, "num_hidden_layers": 2, "query_scales": [None, {"coefficient": 0.2, "period": 16, "offset": 1, "variant": "exp"}]},
