@@ -10,12 +10,12 @@ LONGROPE = {"rope_type": "longrope", "factor": 32.0, "original_max_position_embe
 LONGROPE |= {"short_factor": [1 + i / 32 for i in range(32)], "long_factor": [1 + i * i / 4 for i in range(32)]}
 
 
-def test_sections():
-    settings = {"type": "mrope", "mrope_section": [8, 12, 12]}
-    f = frequencies_from_rope_parameters(64, 500_000, settings)
-    assert f == pe.multi_section(pe.geometric(64, 500_000.0), (8, 12, 12))
-    text = frequencies_from_rope_parameters(64, 500_000, settings, axes=False)
-    assert text == pe.geometric(64, 500_000.0) == frequencies_from_rope_parameters(64, 500_000)
+def test_coordinates():
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+    settings, spectrum = yarn | {"mrope_section": [8, 12, 12]}, pe.yarn(64, 5e5, 40.0, 4096)
+    assert frequencies_from_rope_parameters(64, 5e5, settings) == pe.multi_section(spectrum, (8, 12, 12))
+    assert frequencies_from_rope_parameters(64, 5e5, settings, axes=False) == spectrum
+    assert frequencies_from_rope_parameters(64, 500_000) == pe.geometric(64, 5e5)
 
 
 @pytest.mark.parametrize(
