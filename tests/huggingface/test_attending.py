@@ -34,8 +34,9 @@ CASES = {
                    "1 x full_attention (None, None) 0.125, 2 x sliding_attention (5, 5) 0.125"),
     "modernbert-decoder": ({"local_attention": 10, "num_hidden_layers": 3, "transformers_version": "5.24.0"},
                            "1 x full_attention (None, None) 0.125, 2 x sliding_attention (4, None) 0.125"),
-    "qwen2_moe": ({"use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 2},  # the class says 4096
-                  "1 x sliding_attention (4095, None) 0.125, 1 x full_attention (None, None) 0.125"),
+    "qwen2_moe": ({"use_sliding_window": True, "max_window_layers": 3, "num_hidden_layers": 5},  # the class says 4096
+                  "1 x sliding_attention (4095, None) 0.125, 1 x full_attention (None, None) 0.125, "
+                  "1 x sliding_attention (4095, None) 0.125, 2 x full_attention (None, None) 0.125"),
     "step3p5": ({"rope_theta": 1e4}, "4 x full_attention (None, None) 0.125"),  # the class makes a scale of head_dim
     "muse_glimmer_text": ({"sliding_window": 6},  # counts from the last layer
                           "3 x sliding_attention (5, None) 0.125, 1 x full_attention (None, None) 0.125"),

@@ -82,7 +82,7 @@ READ = [
      "32 x 128/128 10000"),
     ("deepseek_v32", {"indexer_rope_interleave": True},
      "61 x 64/192 10000; interleaved; last; indexer: 61 x 64/128 10000; interleaved"),
-    ("deepseek_v4", {"num_hidden_layers": 4, "compress_ratios": [0, 128, 4, 0, 0], "num_nextn_predict_layers": 1, "original_max_position_embeddings": 512, "rope_scaling": {"type": "yarn", "factor": 2048.0}},
+    ("deepseek_v4", {"num_hidden_layers": 4, "compress_ratios": [0, 128, 4, 0, 0], "num_nextn_predict_layers": 1, "original_max_position_embeddings": 512, "rope_scaling": {"rope_type": "yarn", "factor": 2048.0}},
      "1 x 64/512 10000, 2 x 64/512 160000 factor=2048.0 original_max_position_embeddings=512 rope_type=yarn, 1 x 64/512 10000; interleaved; last; values rotate; indexer: 1 x 64/128 10000, 2 x 64/128 160000 factor=2048.0 original_max_position_embeddings=512 rope_type=yarn, 1 x 64/128 10000; interleaved; last"),
     ("deepseek_v4", {"num_hidden_layers": 2, "compress_ratios": [0, 4], "rope_parameters": {"main": {"rope_theta": 1e4, "partial_rotary_factor": 0.125}, "compress": {"rope_type": "yarn", "rope_theta": 1.6e5, "factor": 2048.0, "original_max_position_embeddings": 512, "partial_rotary_factor": 0.125}}},
      "1 x 64/512 10000, 1 x 64/512 160000 attention_factor=1.7625 factor=2048.0 original_max_position_embeddings=512 rope_type=yarn; interleaved; last; values rotate; indexer: 1 x 64/128 10000, 1 x 64/128 160000 attention_factor=1.7625 factor=2048.0 original_max_position_embeddings=512 rope_type=yarn; interleaved; last"),
@@ -237,6 +237,8 @@ READ = [
     ("zamba2", {"num_hidden_layers": 4, "layers_block_type": ["hybrid"] * 4, "attention_head_dim": 64}, "4 x -/64"),
 ]
 REFUSED = [
+    ("", {"head_dim": 64, "num_hidden_layers": 1, "rope_parameters": {"rope_theta": None}},
+     "rope_parameters.rope_theta must have a value or be left out for 10000.0, got null"),
     ("", {"layout": "half", "head_dim": 64, "num_hidden_layers": 2, "layer_attention": [{}]}, "layer_attention must hold a mapping for 2 layers, got 1"),
     ("", {"layout": "half", "head_dim": 64, "num_hidden_layers": 1, "layer_attention": [{"kinds": FULL}]}, "the key layer_attention[0].kinds = 'full_attention' is not read by layer_attention: is layer_attention[0].kind meant?"),
     ("", {"layout": "half", "head_dim": 64, "num_hidden_layers": 1, "layer_attention": [5]}, "layer_attention[0] must be a mapping, got int 5"),

@@ -12,16 +12,18 @@ LONGROPE |= {"short_factor": [1 + i / 32 for i in range(32)], "long_factor": [1 
 
 def test_coordinates():
     yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
-    settings, spectrum = yarn | {"mrope_section": [8, 12, 12]}, pe.yarn(64, 5e5, 40.0, 4096)
-    assert frequencies_from_rope_parameters(64, 5e5, settings) == pe.multi_section(spectrum, (8, 12, 12))
+    settings, spectrum = yarn | {"mrope_section": [11, 11, 10]}, pe.yarn(64, 5e5, 40.0, 4096)
+    assert frequencies_from_rope_parameters(64, 5e5, settings) == pe.multi_section(spectrum, (11, 11, 10))
     assert frequencies_from_rope_parameters(64, 5e5, settings, axes=False) == spectrum
+    interleaved = frequencies_from_rope_parameters(64, 5e5, settings | {"mrope_interleaved": True})
+    assert interleaved == pe.multi_section(spectrum, (11, 11, 10), interleaved=True)
     assert frequencies_from_rope_parameters(64, 500_000) == pe.geometric(64, 5e5)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rope_type": "linear"}, "rope_parameters.factor is missing"),
+        ({"rope_type": "linear", "factor": 2, "beta_fast": 32}, "beta_fast = 32 is not read by rope_type 'linear'"),
         ({"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 2048}, "length must be given"),
         ({"rope_type": "linear", "factor": True}, "rope_parameters.factor must be a number, got bool"),
     ],
