@@ -1,15 +1,23 @@
-"""Configs as transformers has them, and what a plan holds."""
+"""Configs as transformers has them, layers in words, and errors by their words."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
-from posenc_jax import hf
+import pytest
 
 
-def widths(plan: hf.RotaryPlan) -> list[int]:
-    """The rotated features of each layer."""
-    return [layer.rotary_dim for layer in plan.layers]
+def in_runs(words: Iterable[str]) -> str:
+    """The words of layers, each run of equal ones once with its length."""
+    return ", ".join(f"{len(list(same))} x {word}" for word, same in itertools.groupby(words))
+
+
+def refused(words: str) -> Any:
+    """A context with an error that these words match: a ValueError, unless they begin with "TypeError: "."""
+    error = TypeError if words.startswith("TypeError: ") else ValueError
+    return pytest.raises(error, match=words.removeprefix("TypeError: "))
 
 
 class WithToDict:

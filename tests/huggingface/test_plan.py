@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from huggingface.published import LLAMA_4
 from oracles.encodings import query_scale
 from posenc_jax.hf import HeadScale, QueryScale, RotaryLayer, RotaryPlan, plan_to_config, rotary_from_config
+
+LLAMA_4 = {"model_type": "llama4_text", "num_hidden_layers": 4}
 
 
 def test_the_plan_is_static_and_hashable():

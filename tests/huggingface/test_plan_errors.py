@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.plans import refused
 from posenc_jax.hf import HeadScale, PatchGrid, RotaryLayer, RotaryPlan, VisionPlan
 
 X, AT, PLACES = np.ones((2, 5, 3, 8), np.float32), np.arange(5, dtype=np.int32), np.zeros((5, 2), np.int32)
@@ -46,6 +47,11 @@ REFUSED = [
         "TypeError: RotaryLayer: query_scale must be a QueryScale, a HeadScale or None": {"query_scale": 1.0},
         "RotaryLayer: frequencies of width 8 must fit into a head_dim of 6": {"head_dim": 6},
         "TypeError: RotaryLayer: learned_log_factor must be a string or None, got int 3": {"learned_log_factor": 3},
+        "TypeError: kind must be a string or None, got int": {"kind": 1},
+        r"TypeError: window must be a pair \(left, right\) of integers or None, got int": {"window": 5},
+        r"window\[0\] must be at least 0": {"window": (-1, None)},
+        "chunk must be at least 1": {"chunk": 0},
+        "TypeError: score_scale must be a number": {"score_scale": "a"},
     }),
     (LAYER, {
         "TypeError: RotaryLayer: frequencies must be Frequencies or an integer width": {"frequencies": None},
@@ -172,8 +178,7 @@ REFUSED = [
 def test_what_is_refused(call, match, changes):
     call = functools.partial(call, **changes)
     traced = {name: x for name, x in call.keywords.items() if isinstance(x, jax.ShapeDtypeStruct)}
-    error = TypeError if match.startswith("TypeError: ") else ValueError
-    with pytest.raises(error, match=match.removeprefix("TypeError: ")):
+    with refused(match):
         jax.eval_shape(lambda given: call(**given), traced) if traced else call()
 
 

@@ -1,74 +1,33 @@
-"""`frequencies_from_rope_parameters`: formulas, plans, refusals, the cache."""
+"""`frequencies_from_rope_parameters`: coordinates, refusals, the cache; test_recorded.py has its values."""
 
 import numpy as np
 import pytest
 
-from helpers.spectra import assert_exact
-from oracles import spectra
+import posenc_jax as pe
 from posenc_jax.hf import frequencies_from_rope_parameters, rotary_from_config
 
 LONGROPE = {"rope_type": "longrope", "factor": 32.0, "original_max_position_embeddings": 4096}
 LONGROPE |= {"short_factor": [1 + i / 32 for i in range(32)], "long_factor": [1 + i * i / 4 for i in range(32)]}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LLAMA3 |= {"original_max_position_embeddings": 8192}
-YARN = {"factor": 40.0, "original_max_position_embeddings": 4096}
-DYNAMIC = {"factor": 2.0, "max_position_embeddings": 2048}
-MROPE = {"mrope_section": [8, 12, 12]}
-# The settings as they are written, the same in the words of transformers 5, and the length.
-CASES = {
-    "none": ({}, {"rope_type": "default"}, None),
-    "default": ({"rope_type": "default", "rope_theta": 500_000}, {"rope_type": "default"}, None),
-    "a share": ({"partial_rotary_factor": 0.25}, {"rope_type": "default", "partial_rotary_factor": 0.25}, None),
-    "linear": ({"type": "linear", "factor": 8}, {"rope_type": "linear", "factor": 8}, None),
-    "dynamic": ({"type": "dynamic", **DYNAMIC}, {"rope_type": "dynamic", **DYNAMIC}, 5000),
-    "yarn": ({"type": "yarn", **YARN}, {"rope_type": "yarn", **YARN}, None),
-    "yarn, its own amplitude": ({"rope_type": "yarn", "attention_factor": 1.5, **YARN},) * 2 + (None,),
-    "yarn, not truncated": ({"rope_type": "yarn", "truncate": False, **YARN},) * 2 + (None,),
-    "yarn, mscale": ({"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.8, **YARN},) * 2 + (None,),
-    "longrope, short": (LONGROPE, LONGROPE, 4096),
-    "longrope, long": (LONGROPE | {"rope_type": "su"}, LONGROPE, 4097),
-    "llama3": (LLAMA3, LLAMA3, None),
-    "proportional": ({"rope_type": "proportional", "partial_rotary_factor": 0.25},) * 2 + (None,),
-    "sections": ({"type": "mrope", **MROPE}, {"rope_type": "default", **MROPE}, None),
-    "interleaved sections": ({"rope_type": "default", "mrope_section": [11, 11, 10], "mrope_interleaved": True},) * 2
-    + (None,),
-}
 
 
-@pytest.mark.parametrize("written, rope, length", CASES.values(), ids=CASES)
-def test_formulas(written, rope, length):
-    omegas, amplitude = spectra.from_parameters(rope | {"rope_theta": 500_000}, 64, 2048, length)
-    f = frequencies_from_rope_parameters(64, 500_000, written, length=length)
-    assert_exact(f, omegas)
-    assert f.attention_factor == pytest.approx(float(amplitude), rel=1e-15)
-    np.testing.assert_array_equal(f.axes, spectra.axes_from_parameters(rope, len(omegas)))
-    text = frequencies_from_rope_parameters(64, 500_000, written, length=length, axes=False)
-    assert text.num_axes == 1 and (text.cycles, text.attention_factor) == (f.cycles, f.attention_factor)
+def test_coordinates():
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+    settings, spectrum = yarn | {"mrope_section": [11, 11, 10]}, pe.yarn(64, 5e5, 40.0, 4096)
+    assert frequencies_from_rope_parameters(64, 5e5, settings) == pe.multi_section(spectrum, (11, 11, 10))
+    assert frequencies_from_rope_parameters(64, 5e5, settings, axes=False) == spectrum
+    interleaved = frequencies_from_rope_parameters(64, 5e5, settings | {"mrope_interleaved": True})
+    assert interleaved == pe.multi_section(spectrum, (11, 11, 10), interleaved=True)
+    assert frequencies_from_rope_parameters(64, 500_000) == pe.geometric(64, 5e5)
 
 
-REFUSED = {
-    "an unknown type": ({"rope_type": "yran"}, "rope_parameters.rope_type must be one of"),
-    "an unknown key": (
-        {"type": "linear", "factor": 2, "fcator": 3},
-        "the key rope_parameters.fcator = 3 is not read by rope_type 'linear'",
-    ),
-    "an unused key": (
-        {"rope_type": "linear", "factor": 2, "beta_fast": 32},
-        "beta_fast = 32 is not read by rope_type 'linear'",
-    ),
-    "a missing key": ({"rope_type": "linear"}, "rope_parameters.factor is missing"),
-    "no type": ({"factor": 2.0}, "rope_parameters.factor = 2.0 is not read by the rope_type 'default'"),
-    "no maximum": ({"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings is missing"),
-    "no length": ({"rope_type": "dynamic", **DYNAMIC}, "length must be given"),
-    "a flag for a number": (
-        {"rope_type": "linear", "factor": True},
-        "rope_parameters.factor must be a number, got bool",
-    ),
-    "a float for an integer": ({"mrope_section": [8.0, 12, 12]}, r"mrope_section\[0\] must be an integer, got float"),
-}
-
-
-@pytest.mark.parametrize("settings, message", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rope_type": "linear", "factor": 2, "beta_fast": 32}, "beta_fast = 32 is not read by rope_type 'linear'"),
+        ({"rope_type": "dynamic", "factor": 2.0, "max_position_embeddings": 2048}, "length must be given"),
+        ({"rope_type": "linear", "factor": True}, "rope_parameters.factor must be a number, got bool"),
+    ],
+)
 def test_refused_as_by_the_reader(settings, message):
     config = {"num_hidden_layers": 1, "head_dim": 64, "rope_interleave": False, "rope_theta": 1e4}
     with pytest.raises((TypeError, ValueError), match=message) as of_reader:

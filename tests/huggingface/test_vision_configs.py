@@ -7,6 +7,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.plans import WithToDict
+from huggingface.test_hostile_configs import JUNK
 from oracles import recorded
 from posenc_jax.hf import _towers, plan_to_config, rotary_from_config, vision_rotary_from_config
 
@@ -275,17 +276,12 @@ def test_the_language_side_points_here():
         plan_to_config(read(PIXTRAL))
 
 
-JUNK = [
-    None, True, -1, 2**40, 10**400, 0.5, float("nan"), "", "é" * 99, b"x", [], [None], [[1]], {}, {1: 2}, {"a": {}}, object(),
-    np.float32(2), np.arange(3), np.ones((2, 2)), {1},
-]  # fmt: skip
-
-
 def test_no_value_crashes():
-    """Any value of any key is read, or an error of the right kind."""
+    """Any value of any key is read, or an error of the right kind; each key has a half of the values."""
     for config, facts in CASES:
-        for key in (*facts.keys, "rope_parameters", "rope_scaling", "head_dim", "vision_config", "model_type"):
-            for junk in JUNK:
+        more = "rope_parameters", "rope_scaling", "head_dim", "vision_config", "model_type"
+        for i, key in enumerate((*facts.keys, *more)):
+            for junk in JUNK[i % 2 :: 2]:
                 try:
                     read(config | {key: junk})
                 except (ValueError, TypeError) as error:
