@@ -47,9 +47,9 @@ class Config(Values):
 
     def in_release(self, what: str, since: str, now: float, before: float) -> float:
         """`now`, or `before` in a config for a release before `since`; raises if they differ and it names none."""
-        written = self.get_string(VERSION) or ""
-        release, first = (tuple(map(int, re.findall(r"\d+", x)[:2])) for x in (written, since))
-        if release == first and "dev" in written:  # before the change or after it
+        written = self.get_string(VERSION)
+        release, first = (tuple(map(int, re.findall(r"\d+", str(x))[:2])) for x in (written, since))
+        if release == first and "dev" in str(written):  # before the change or after it
             release = ()
         message = (
             "{} is {} since transformers {} and {} before: write rope_parameters, or the release that the config is "

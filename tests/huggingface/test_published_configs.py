@@ -17,8 +17,8 @@ REFUSED = {
     "infimm-zephyr logics-thinking telechat-115b telechat-12b-v2 telechat-7b yuan2-2b",
     "text_config is missing": "ipex-llava ome-llava-v1.5-7b step-3.7-flash step-3.7-flash-fp8",
     "the key rope_local_base_freq = 10000.0 is not read by model_type 'gemma4": "et-gemma4-e2b et-gemma4-e4b",
-    "rope_theta is missing; its default is 10000.0 since transformers 5.0 and was 25000.0": "fuyu-8b",
-    "rope_theta is missing; its default is 500000.0 since transformers 5.0 and was 10000.0": "ome-command-r-35b",  # and 8e6
+    "rope_theta is missing: its default is 10000.0 since transformers 5.0 and 25000.0 before": "fuyu-8b",
+    "rope_theta is missing: its default is 500000.0 since transformers 5.0 and 10000.0 before": "ome-command-r-35b",  # and 8e6
     "the larger models of this type have ALiBi": "ipex-baichuan",
     "the key rope_scaling.mrope_section = .* is not read": "specforge-qwen2-5-vl-7b-eagle3 specforge-qwen2.5-vl-32b-eagle3",
     "rope_scaling.type must be one of": "ming-flash-or-lite-2",  # video_rope

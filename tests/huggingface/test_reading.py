@@ -270,7 +270,7 @@ REFUSED = [
      "the key textConfig = {'rope_scaling': {}} is not read by rotary_from_config: is text_config meant?"),
     ("", {"text_config": {"text_config": {"text_config": {"text_config": {}}}}},
      "config must hold its text_config within four levels"),
-    ("", {1: 2}, "config must have keys that are strings, got int 1"),
+    ("", {1: 2}, "each key of config must be a string, got int 1"),
     ("", {}, "num_hidden_layers or n_layer or n_layers or num_layers or decoder_num_hidden_layers is missing"),
     ("afmoe", {"layer_types": 3}, "layer_types must be a sequence of strings or numbers, got int 3"),
     ("axk1", {"rope_interleave": None}, "rope_interleave must have a value or be left out for True, got null"),
@@ -283,6 +283,8 @@ REFUSED = [
      "{'linear_silu': True} are those of Ring-2.5 or Ling-2.6, whose linear attention rotates too: they are not read"),
     ("bailing_hybrid", {"qk_rope_head_dim": None}, "qk_rope_head_dim is missing"),
     ("bailing_hybrid", {"rotary_dim": 66}, "rotary_dim must be 64 in model_type 'bailing_hybrid', got 66"),
+    ("bamba", {"num_hidden_layers": 1, "layer_types": [FULL], "partial_rotary_factor": 1.0},
+     "the class's rope_parameters.partial_rotary_factor (of 128) = 64 contradicts partial_rotary_factor (of 128) = 128"),
     ("bamba", {"num_hidden_layers": 2, "attn_layer_indices": [7]}, "attn_layer_indices must be of the 2 layers, got 7"),
     ("bert", {}, "model_type 'bert' is not read: it has no rotary embedding"),
     ("chatglm", {"position_encoding_2d": True},
@@ -294,7 +296,7 @@ REFUSED = [
     ("clvp_encoder", {},
      "model_type 'clvp_encoder' is not read: it rotates its values too, and does not rotate the outputs of attention back"),
     ("cohere", {"transformers_version": "5.0.0.dev0"},
-     "rope_theta is missing; its default is 500000.0 since transformers 5.0 and was 10000.0 before: write rope_theta, or the release that the config is for as transformers_version, got '5.0.0.dev0'"),
+     "rope_theta is missing: its default is 500000.0 since transformers 5.0 and 10000.0 before: write rope_parameters, or the release that the config is for as transformers_version, got '5.0.0.dev0'"),
     ("cohere2_moe", {"rope_scaling": {"type": "linear", "factor": 2.0}},
      "rope_scaling must be {} in model_type 'cohere2_moe', got {'type': 'linear', 'factor': 2.0}"),
     ("cohere2_moe", {"sliding_window": None}, "sliding_window must not be null in model_type 'cohere2_moe'"),
@@ -358,7 +360,7 @@ REFUSED = [
      "position_embedding_xdrope = True contradicts the code: layers of model_type 'hunyuan_v1_dense' have a rotary embedding"),
     ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 2.0}},
      "rope_scaling.factor = 2.0 contradicts the factor that goes with alpha = 1.0"),
-    ("internlm", {"rotary": {1: 2}}, "rotary must have keys that are strings, got int 1"),
+    ("internlm", {"rotary": {1: 2}}, "each key of rotary must be a string, got int 1"),
     ("jamba", {"position_embedding_type": "rope"},
      "position_embedding_type = 'rope' contradicts the code: layers of model_type 'jamba' have no positions"),
     ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be True in model_type 'kimi_linear', got False"),
@@ -372,7 +374,7 @@ REFUSED = [
      "partial_rotary_factor (of 16) = 128 contradicts the width of model_type 'llama' = 16"),
     ("llama", {"length": 0}, "length must be at least 1, got 0"),
     ("llama", {"length": 4096, "rope_scaling": {"type": "longrope", "original_max_position_embeddings": 4096, "short_factor": [1.0] * 32, "long_factor": [2.0] * 32, "short_mscale": 1.25, "attention_factor": 1.0}},
-     "rope_scaling.attention_factor = 1.0 contradicts short_mscale and long_mscale"),
+     "rope_scaling.attention_factor = 1.0 contradicts rope_scaling.short_mscale = 1.25"),
     ("llama", {"max_position_embeddings": 4096, "rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
      "rope_scaling.original_max_position_embeddings is missing: write the length that the model was trained for before its scaling; transformers takes max_position_embeddings = 4096, which may be that after it"),
     ("llama", {"nope": True}, "nope = True contradicts the code: layers of model_type 'llama' have a rotary embedding"),
@@ -407,12 +409,12 @@ REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}},
      "rope_parameters.short_factor is missing"),
     ("llama", {"rope_parameters": {"rope_type": "mllama4"}},
-     "rope_parameters.rope_type = 'mllama4' is not read: it is that of Llama 4's vision tower, which vision_rotary_from_config reads"),
+     "rope_parameters.rope_type must be one of ['default', 'dynamic', 'dynamic_steps', 'linear', 'llama3', 'longrope', 'proportional', 'yarn'], got 'mllama4'"),
     ("llama", {"rope_parameters": {"rope_type": "mrope"}}, "rope_parameters.mrope_section is missing"),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.0, "attn_factor": 2.0}},
      "rope_parameters.attention_factor = 1.0 contradicts rope_parameters.attn_factor"),
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8192, "extrapolation_factor": 0.5}},
-     "rope_parameters.extrapolation_factor must be 1, which keeps fast pairs as they are, got 0.5"),
+     "rope_parameters.extrapolation_factor = 0.5 contradicts that of the code = 1.0"),
     ("llama", {"rope_scaling": "linear"}, "rope_scaling must be a mapping, got str 'linear'"),
     ("llama", {"rope_scaling": {"factor": 2.0}}, "the key rope_scaling.factor = 2.0 is not read by the rope_type 'default', because none is written"),
     ("llama", {"rope_scaling": {"rope_type": "proportional", "rope_theta": 1e5, "factor": None}},
@@ -424,7 +426,7 @@ REFUSED = [
     ("llama", {"rope_scaling": {"type": "su", "rope_type": "linear"}},
      "rope_scaling.rope_type = 'linear' contradicts rope_scaling.type = 'su'"),
     ("llama", {"rope_scaling": {"type": "yran"}},
-     "rope_scaling.type must be one of ['default', 'dynamic', 'linear', 'llama3', 'longrope', 'proportional', 'yarn'], got 'yran'"),
+     "rope_scaling.type must be one of ['default', 'dynamic', 'dynamic_steps', 'linear', 'llama3', 'longrope', 'proportional', 'yarn'], got 'yran'"),
     ("llama", {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
      "rope_parameters.rope_theta = 500000.0 contradicts rope_theta = 10000.0"),
     ("llama", {"rope_theta": None}, "rope_theta must have a value or be left out for 10000.0, got null"),
@@ -453,7 +455,7 @@ REFUSED = [
     ("minimax_m3_vl_text", {"rotary_dim": 64},
      "partial_rotary_factor is missing: transformers ignores rotary_dim, and other code reads it"),
     ("mistral4", {"qk_nope_head_dim": 128},
-     "partial_rotary_factor = 0.5 contradicts qk_rope_head_dim = 64 of 192 features"),
+     "the class's rope_parameters.partial_rotary_factor = 0.5 contradicts qk_rope_head_dim = 64 of 192 features"),
     ("mistral_large4_text", {"rope_parameters": {"learned_log_factor": "a"}},
      "rope_parameters.learned_log_factor = 'a' contradicts learned_log_factor = 'lerope.alpha'"),
     ("mllama_text_model", {"num_hidden_layers": 2, "cross_attention_layers": [2]},
@@ -475,15 +477,15 @@ REFUSED = [
     ("olmo3", {"num_hidden_layers": 3, "layer_types": [SLIDING, "full", FULL]},
      "the layer types ['full'] of layer_types are not known"),
     ("olmo3", {"rope_theta": 12345.0},
-     "rope_theta = 12345.0 is the base of all layers in code before transformers 5.0, and in releases since, those of type sliding_attention have 500000.0: write rope_parameters, or the release that the config is for as transformers_version, got None"),
+     "the base of layers of type sliding_attention is 500000.0 since transformers 5.0 and 12345.0 before: write rope_parameters, or the release that the config is for as transformers_version, got None"),
     ("olmo3", {"transformers_version": 5.0}, "transformers_version must be a string, got float 5.0"),
     ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}, "rope_scaling": {"rope_theta": 1e4}},
      "rope_scaling.rope_theta is null = False contradicts rope_parameters.rope_theta is null = True"),
     ("paddleocr_vl_text", {"head_dim": None},
      "the mrope_section of model_type 'paddleocr_vl_text': multi_section: sections must sum to the 32 pairs of frequencies, got (16, 24, 24)"),
     ("phi", {"head_dim": 30},
-     "partial_rotary_factor (of 30) must rotate an even number of features, from 2 to 30, got 15"),
-    ("phi", {"head_dim": 32, "rotary_dim": 8}, "partial_rotary_factor (of 32) = 16 contradicts rotary_dim = 8"),
+     "the class's rope_parameters.partial_rotary_factor (of 30) must rotate an even number of features, from 2 to 30, got 15"),
+    ("phi", {"head_dim": 32, "rotary_dim": 8}, "the class's rope_parameters.partial_rotary_factor (of 32) = 16 contradicts rotary_dim = 8"),
     ("phi", {"rope_parameters": {"partial_rotary_factor": None}},
      "rope_parameters.partial_rotary_factor must have a value or be left out for 0.5, got null"),
     ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48, "original_max_position_embeddings": 1024}},
@@ -500,7 +502,7 @@ REFUSED = [
     ("qwen2_5_vl", {"rope_scaling": {"mrope_interleaved": True}},
      "rope_scaling.mrope_interleaved = True contradicts that of model_type 'qwen2_5_vl' = False"),
     ("qwen2_vl", {"rope_scaling": {"mrope_section": None}},
-     "rope_scaling.mrope_section must have a value or be left out for (16, 24, 24), got null"),
+     "rope_scaling.mrope_section must have a value or be left out for [16, 24, 24], got null"),
     ("qwen3", {"head_dim": None}, "head_dim must have a value or be left out for 128, got null"),
     ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
      "rope_scaling.rope_theta is missing beside rope_type = 'yarn': transformers takes 10000.0, which the model may not have been trained with: write its base"),
@@ -589,6 +591,35 @@ def test_a_key_that_the_class_does_not_take_is_an_error_where_it_speaks_of_posit
             read(name, {key: 1})
     with pytest.raises(ValueError, match="is num_hidden_layers meant"):
         read(name, {"num_hidden_layerz": 1})
+
+
+BASES_AND_SHARES = {
+    "rope_theta": 12345.0,
+    "rotary_emb_base": 12345.0,
+    "partial_rotary_factor": 0.375,
+    "rotary_pct": 0.375,
+}
+# The classes do not read these keys, and published files contradict them; DeepSeek-V4's is that of sliding layers alone.
+IGNORED = {
+    "bailing_hybrid": "partial_rotary_factor",
+    "dots3_note_text": "partial_rotary_factor",
+    "deepseek_v4": "rope_theta",
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_base_or_a_share_changes_the_plan_or_is_an_error(name):
+    def plan(**more):
+        try:
+            return read(name, {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 8, **more})
+        except ValueError:
+            return None
+
+    usual = plan()
+    for key, value in BASES_AND_SHARES.items():
+        found = plan(**{key: value})
+        still = found and not any(layer.rotary_dim for layer in found.layers)
+        assert found is None or still or found != usual or IGNORED.get(name) == key, key
 
 
 def test_other_keys_are_ignored_as_the_class_ignores_them():

@@ -201,7 +201,7 @@ BAD = [
     # which tower
     (None, "config must be a mapping or have to_dict"),
     ({}, "model_type is missing: no key says how a vision tower rotates"),
-    ({1: 2}, "config must have keys that are strings"),
+    ({1: 2}, "each key of config must be a string"),
     ({"model_type": 3}, "model_type must be a string"),
     ({"vision_config": 3}, "vision_config must be a mapping"),
     (PLAIN | {"model_type": "my_tower"}, "model_type 'my_tower' is not known as a vision tower, and no key says"),
