@@ -23,7 +23,7 @@ READS = {
     "rope_interleave": "`rope_interleave` sets the layout if it is there",
     # written by rewriters, whose docstrings say when
     **dict.fromkeys(("indexer_part", "mrope_alternating", "position_embedding_type", "rope_backward"), ""),
-    **dict.fromkeys(("indexer_query_scales", "learned_log_factor", "query_scales", "rope_on_values"), ""),
+    **dict.fromkeys(("indexer_query_scale", "learned_log_factor", "query_scale", "rope_on_values"), ""),
 }
 SCALES = {
     "llama4": "scales the queries of layers without positions",

@@ -11,16 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from posenc_jax._jax import checks
-from posenc_jax._jax.errors import require
-from posenc_jax.hf._config import Config
+from posenc_jax.hf._config import WRITTEN, Config
 from posenc_jax.hf._layers import WITHOUT_POSITIONS
 from posenc_jax.hf._models import FACTS, by_model_type, canonical_type
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._values import Values, parse_mapping
 
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-_WRITTEN, _FIELDS = "layer_attention", ("kind", "window", "chunk", "score_scale")
-
 
 # Their layer types say too little, or their masks are no windows or not the same in all modules and caches.
 _OTHER_MASKS = set(
@@ -79,9 +75,7 @@ def with_attention(
     config: Config, layers: Sequence[RotaryLayer], types: Sequence[str], softmax_scale: float
 ) -> Sequence[RotaryLayer]:
     """The layers of these types, with what they attend to and the factors of their scores."""
-    if not config.model_type:
-        return _with_written_attention(config, layers)
-    model_type = canonical_type(config.model_type) or ""
+    model_type = canonical_type(config.model_type or "") or ""
     if model_type not in FACTS["types"]:
         return layers
     width, described, result = _width(config, model_type), {}, []
@@ -99,26 +93,10 @@ def with_attention(
     return result
 
 
-def _with_written_attention(config: Config, layers: Sequence[RotaryLayer]) -> Sequence[RotaryLayer]:
-    """The layers, with what `written_attention` put into a config."""
-    written, count = config.get_list(_WRITTEN), len(layers)
-    if written is None:
-        return layers
-    require(len(written) == count, "{} must hold a mapping for {} layers, got {}", _WRITTEN, count, len(written))
-    result = []
-    for i, (layer, values) in enumerate(zip(layers, written, strict=True)):
-        fields = Values(parse_mapping(f"{_WRITTEN}[{i}]", values), f"{_WRITTEN}[{i}]")
-        fields.reject_unknown(_FIELDS, _WRITTEN)
-        attention = {name: fields.get(name) for name in _FIELDS} | {"window": fields.get_list("window")}
-        result.append(dataclasses.replace(layer, **attention))
-    return result
-
-
-def written_attention(layers: Sequence[RotaryLayer]) -> dict[str, Any]:
-    """The config key that holds what the layers attend to, where that is known."""
-    fields = [{name: getattr(layer, name) for name in _FIELDS} for layer in layers]
-    written = [{k: [*v] if k == "window" else v for k, v in known.items() if v is not None} for known in fields]
-    return {_WRITTEN: written} if any(written) else {}
+def written_attention(config: Config) -> dict[str, Any]:
+    """The fields of a layer that a config without a model_type holds, as `plan_to_config` wrote them."""
+    names = () if config.model_type else WRITTEN[1:]
+    return {name: config.get_list(name) if name == "window" else config.get(name) for name in names}
 
 
 def _width(config: Config, model_type: str) -> int:

@@ -20,8 +20,9 @@ HEAD_DIMS = "head_dim", "kv_channels", "attention_head_dim"
 _OF_SOME = {*HEAD_DIMS[1:], "global_head_dim", "layer_types", "layers_block_type"}.union(
     "attn_layer_indices full_attn_idxs block_types cross_attention_layers".split()
 )
-# What per_layer_config may set for a layer.
+# What per_layer_config may set for a layer, and what `plan_to_config` writes there: the fields of a `RotaryLayer`.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
+WRITTEN = "query_scale", "kind", "window", "chunk", "score_scale"
 # Flags that code does not read, by what they say: that some layers rotate, that none does, or what no code here does.
 _FLAGS = {
     **dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), True),
@@ -124,6 +125,7 @@ def layer_overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
         fits = str(index).isdecimal() and int(index) < count and isinstance(values, Mapping)
         require(fits, "per_layer_config must map layers below {} to mappings, got {!r}: {!r:.60}", count, index, values)
         of_layer = Values(values, f"per_layer_config.{index}")
-        of_layer.reject_unknown(_LAYER_WIDTHS, "rotary_from_config", speaks_of_positions)
+        known = _LAYER_WIDTHS if config.model_type else _LAYER_WIDTHS + WRITTEN
+        of_layer.reject_unknown(known, "rotary_from_config", speaks_of_positions if config.model_type else bool)
         result[int(index)] = values
     return result

@@ -207,7 +207,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "deepseek_v32": {"also": "indexer_rope_interleave", "indexer": "half"},
     "glm_moe_dsa": {"also": "indexer_rope_interleave", "indexer": "interleaved"},
     "mistral_large4_text": {
-        "also": "learned_log_factor query_scales indexer_query_scales",
+        "also": "learned_log_factor query_scale indexer_query_scale",
         "settings": FACTS["types"]["mistral_large4_text"]["settings"] | {"learned_log_factor": "lerope.alpha"},
         "defaults": {"no_rope_layer_interval": 4},
         "indexer": "interleaved",
@@ -308,9 +308,9 @@ UNNAMED = Model(
         "qk_rope_head_dim qk_nope_head_dim index_head_dim indexer_head_dim n_embd d_model "
         "n_head n_heads decoder_num_attention_heads n_layer n_layers num_layers "
         "decoder_num_hidden_layers layer_types layers_block_type attn_layer_indices full_attn_idxs block_types "
-        "cross_attention_layers no_rope_layers no_rope_layer_interval sliding_window layer_attention "
+        "cross_attention_layers no_rope_layers no_rope_layer_interval sliding_window kind window chunk score_scale "
         "position_embedding_type layer_rope_theta rope_interleave rope_backward alpha mrope_alternating indexer_part "
-        "indexer_rope_interleave query_scales indexer_query_scales learned_log_factor rope_on_values".split()
+        "indexer_rope_interleave query_scale indexer_query_scale learned_log_factor rope_on_values".split()
     ),
     nested=None,
     null_settings=True,

@@ -11,16 +11,16 @@ from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import prefixed, public, require
-from posenc_jax.hf._attending import with_attention
+from posenc_jax.hf._attending import with_attention, written_attention
 from posenc_jax.hf._composite import parse_text_config
-from posenc_jax.hf._config import LAYOUT_FLAGS, Config, layer_overrides, model_of, with_class_values
+from posenc_jax.hf._config import LAYOUT_FLAGS, WRITTEN, Config, layer_overrides, model_of, with_class_values
 from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
 from posenc_jax.hf._models import Model
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
-from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, with_written_scales
+from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, written_scale
 from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
 from posenc_jax.hf._values import Values, agreed_value
 
@@ -113,7 +113,7 @@ def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any
     """The plan of a config from one spelling of its rope settings."""
     config = Config(values, model)
     types = layer_types(config, count_of(config))
-    layers = with_written_scales(config, "query_scales", _all_layers(config, settings, types, length))
+    layers = _all_layers(config, settings, types, length)
     layout = _layout(config, layout)
     completed = [dict(items) for items in dict.fromkeys(layer.settings for layer in layers) if items]
     depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
@@ -139,8 +139,8 @@ def _indexer(config: Config, layers: list[RotaryLayer], length: int | None) -> R
     require(head_dim >= widest, "{} must be at least {}, got {}", name, widest, head_dim)
     part = checks.part("indexer_part", config.get("indexer_part", default="first"))
     interleaved = config.get_flag("indexer_rope_interleave", default=model.indexer == "interleaved")
-    layers = [dataclasses.replace(layer, head_dim=head_dim, query_scale=None) for layer in layers]
-    layers = with_written_scales(config, "indexer_query_scales", layers)
+    fields = dict.fromkeys(WRITTEN) | {"query_scale": written_scale(config, "indexer_query_scale")}
+    layers = [dataclasses.replace(layer, head_dim=head_dim, **fields) for layer in layers]
     return RotaryPlan(tuple(layers), "interleaved" if interleaved else "half", part, length=length)
 
 
@@ -165,18 +165,19 @@ def _layer(
 ) -> RotaryLayer:
     """A layer of type `layer_type` with these rope settings (None: without positions); `base` replaces their base."""
     head_dim, width = widths_of(config, layer_type)
+    scale, attention = written_scale(config, "query_scale"), written_attention(config)
     if settings is None:
-        return RotaryLayer(geometric(0), head_dim, scale_without_positions(config))
+        return RotaryLayer(geometric(0), head_dim, scale or scale_without_positions(config), **attention)
     width, base_of_type = rotary_dim_of(settings, config, head_dim, width), base_of(settings, config, layer_type)
     rope = Rope(settings, config, width, base_of_type if base is None else base, length)
     frequencies, completed = frequencies_of(rope)
-    scale = scale_with_positions(rope)
     if not config.latent or config.model.latent == "unscaled":
         completed.pop("mscale_all_dim", None)  # its scores are not scaled
     if not config.latent:
         completed |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
     learned = completed.get(LEARNED)
-    return RotaryLayer(frequencies, head_dim, scale, tuple(sorted(completed.items())), learned)
+    completed_items, scale = tuple(sorted(completed.items())), scale or scale_with_positions(rope)
+    return RotaryLayer(frequencies, head_dim, scale, completed_items, learned, **attention)
 
 
 def _layout(config: Config, layout: Any) -> Layout:

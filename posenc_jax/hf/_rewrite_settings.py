@@ -260,11 +260,11 @@ def mistral_large4(config: Draft) -> None:
     if any(settings.values for settings in config.settings):
         config.put_settings(learned_log_factor="lerope.alpha")
     for key, module, count in (
-        ("query_scales", "attention", config.get_integer("num_attention_heads")),
-        ("indexer_query_scales", "attention.indexer", config.get_integer("index_n_heads", default=32)),
+        ("query_scale", "attention", config.get_integer("num_attention_heads")),
+        ("indexer_query_scale", "attention.indexer", config.get_integer("index_n_heads", default=32)),
     ):
         name = f"layers.{{layer}}.{module}.ssmax_scaling"
-        config[key] = [{"scale": f"{name}.s", "bias": f"{name}.b", "num_heads": count}] * config.num_layers
+        config[key] = {"scale": f"{name}.s", "bias": f"{name}.b", "num_heads": count}
 
 
 REWRITERS = by_model_type(

@@ -111,7 +111,8 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         require(is_old or rope_type == "default", message, settings.label, rope_type, usual)
         default, changed = config.default_unless_null(default, *keys), model.changed_default
         if changed and changed.key in keys:
-            default = config.in_release(f"{changed.key} is missing: its default", changed.since, default, changed.before)
+            what = f"{changed.key} is missing: its default"
+            default = config.in_release(what, changed.since, default, changed.before)
     elif not inside:
         key, unread_types, now = _UNREAD_BASES.get(config.model_type or "", ("", (), 0.0))
         if layer_type in unread_types and key in outside:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from posenc_jax._jax.errors import public, require, require_type
-from posenc_jax.hf._attending import written_attention
+from posenc_jax.hf._config import WRITTEN
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
 from posenc_jax.hf._rope import MAXIMUM
-from posenc_jax.hf._scales import written_scales
 
 
 @public
@@ -37,10 +37,9 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
       ValueError: if no config gives this plan, because the plan was made or changed by hand.
 
     Notes:
-      The keys leave nothing to defaults and contain no model_type. `rope_interleave` is the layout; `no_rope_layers` or
-      a null in `rope_parameters` marks the layers without positions; `layer_attention` holds the kinds, windows and
-      scales of scores that are known. Where layers differ, their `layer_types` are rope_0, rope_1, …, one for each set
-      of settings.
+      The keys leave nothing to defaults and contain no model_type. `rope_interleave` is the layout. Where layers
+      differ, their `layer_types` are rope_0, rope_1, …, one for each set of settings, and no_rope for layers without
+      positions. `per_layer_config` holds the kinds, windows and scales that are known.
 
     Reference:
       Hugging Face transformers 5.23.0, modeling_rope_utils.py, RopeParameters.
@@ -48,28 +47,34 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
     require_type(isinstance(plan, RotaryPlan), "plan", "a RotaryPlan", plan)
     layers = plan.layers
     config: dict[str, Any] = {"num_hidden_layers": len(layers), "rope_interleave": plan.layout == "interleaved"}
-    config |= _widths(plan) | _settings(layers) | written_scales("query_scales", layers) | written_attention(layers)
+    config |= _by_layer(plan) | _settings(layers)
     if plan.rotates_values:
         config["rope_on_values"] = True
     if plan.indexer:
         config["index_head_dim"] = plan.indexer.layers[0].head_dim
         config["indexer_rope_interleave"] = plan.indexer.layout == "interleaved"
         config["indexer_part"] = plan.indexer.part
-        config |= written_scales("indexer_query_scales", plan.indexer.layers)
+        scale = plan.indexer.layers[0].query_scale
+        config |= {"indexer_query_scale": dataclasses.asdict(scale)} if scale else {}
     same = rotary_from_config(config, length=plan.length) == plan
     require(same, "plan must be one that rotary_from_config made: no config says this one")
     return config
 
 
-def _widths(plan: RotaryPlan) -> dict[str, Any]:
-    """The widths of heads; those that differ from the first layer's are in per_layer_config."""
+def _by_layer(plan: RotaryPlan) -> dict[str, Any]:
+    """The widths of heads in the first layer; in per_layer_config other widths, and what else is known of a layer."""
     widest, result = max(layer.rotary_dim for layer in plan.layers), []
     for layer in plan.layers:
         width = layer.rotary_dim or widest
         latent = {"qk_nope_head_dim": layer.head_dim - width, "qk_rope_head_dim": width}
-        result.append(latent if plan.part == "last" else {"head_dim": layer.head_dim})
-    others = {str(i): widths for i, widths in enumerate(result) if widths != result[0]}
-    return result[0] | ({"per_layer_config": others} if others else {})
+        widths = latent if plan.part == "last" else {"head_dim": layer.head_dim}
+        fields = {name: getattr(layer, name) for name in WRITTEN}
+        fields["query_scale"] = layer.query_scale and dataclasses.asdict(layer.query_scale)
+        fields["window"] = layer.window and [*layer.window]
+        result.append((widths, {name: value for name, value in fields.items() if value is not None}))
+    usual = result[0][0]
+    others = {i: fields if widths == usual else widths | fields for i, (widths, fields) in enumerate(result)}
+    return usual | {"per_layer_config": {str(i): values for i, values in others.items() if values}}
 
 
 def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
@@ -79,9 +84,7 @@ def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     values = lambda x: {k: [*v] if isinstance(v, tuple) else v for k, v in x if k != MAXIMUM}  # noqa: E731
     by_type = {name: values(settings) for settings, name in names.items()}
     lengths = {key: value for settings in names for key, value in settings if key == MAXIMUM}
-    if len(names) > 1:
-        types = [names.get(layer.settings, "no_rope") for layer in layers]
-        return lengths | {"layer_types": types, "rope_parameters": dict.fromkeys(types) | by_type}
-    flags = [int(bool(layer.settings)) for layer in layers]
-    without = {} if all(flags) else {"no_rope_layers": flags}
-    return lengths | {"rope_parameters": by_type.get("rope_0")} | without
+    types = [names.get(layer.settings, "no_rope") for layer in layers]
+    if by_type and len({*types}) == 1:
+        return lengths | {"rope_parameters": by_type[types[0]]}
+    return lengths | {"layer_types": types, "rope_parameters": dict.fromkeys(types) | by_type}

@@ -95,5 +95,6 @@ def test_what_attention_takes():
 
 def test_a_plan_made_by_hand_says_nothing():
     plan = RotaryPlan((RotaryLayer(64, 64, settings=read("llama").layers[0].settings),), "half")
-    assert plan_to_config(plan).keys().isdisjoint({"layer_attention", "query_scales", "indexer_query_scales"})
+    assert plan_to_config(plan).keys().isdisjoint({"query_scale", "indexer_query_scale"})
+    assert not plan_to_config(plan)["per_layer_config"]
     assert dataclasses.astuple(plan.layers[0])[5:] == (None, None, None, None)
