@@ -14,19 +14,7 @@ from typing import Any, Literal
 
 from posenc_jax.hf._config import RAW
 from posenc_jax.hf._models import FACTS, PARTS
-
-# How the rows of a learned table reach the patches of an image
-TowerTable = Literal[
-    "unknown",
-    "none",
-    "linear",
-    "linear_aligned",
-    "linear_zeros_exchanged",
-    "torch_cubic",
-    "tiled",
-    "by_coordinate",
-    "fixed",
-]
+from posenc_jax.hf._patches import TowerTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

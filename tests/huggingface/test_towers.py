@@ -10,7 +10,7 @@ import pytest
 from helpers.closeness import assert_within
 from helpers.towers import memory_of, positions_of
 from oracles import recorded, rotations
-from posenc_jax.hf import _tower_quirks, _tower_tables, _towers, vision_rotary_from_config
+from posenc_jax.hf import _patches, _tower_quirks, _towers, vision_rotary_from_config
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
@@ -125,7 +125,7 @@ def test_each_table_reaches_the_patches_as_in_its_model(model_type):
     plan, want = vision_rotary_from_config(case["config"]), np.array(case["rows"])[:, None]
     assert_within(rows_of(plan, case), want, 2e-6, against=f"{model_type} in transformers")
     if plan.table not in ("by_coordinate", "fixed"):
-        for other in {*_tower_tables.TABLES} - {"unknown", "none", "by_coordinate", "fixed", plan.table}:
+        for other in {*_patches.TABLES} - {"unknown", "none", "by_coordinate", "fixed", plan.table}:
             assert np.abs(rows_of(dataclasses.replace(plan, table=other), case) - want).max() > 0.01, other
 
 
@@ -139,4 +139,4 @@ def test_the_page_lists_the_tables_as_they_are():
     lines = re.findall(r'^\| `"(\w+)"` \| .* \| (.*) \|$', page, re.MULTILINE)
     listed = {name: table for table, types in lines for name in re.findall(r"`(\w+)`", types)}
     assert listed == {name: tower.table for name, tower in _towers.TOWERS.items() if tower.table != "none"}
-    assert {table for table, _ in lines} == {*_tower_tables.TABLES}
+    assert {table for table, _ in lines} == {*_patches.TABLES}
