@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._tower_config import TowerConfig, parse_tower_config
+from posenc_jax.hf._tower_config import TowerConfig, height_and_width, parse_tower_config
 from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import Tower
 from posenc_jax.hf._values import agreed_value
@@ -65,26 +66,22 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     Reference:
       Hugging Face transformers 5.24.0: vision_utils.py and the towers' own modules.
     """
-    return _plan(TowerConfig(parse_tower_config(config, {})))
-
-
-def _plan(config: TowerConfig) -> VisionPlan:
-    config.reject_unknown_keys()
+    config = TowerConfig(parse_tower_config(config, {}))
     facts, head_dim = config.facts, _head_dim(config)
     layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
     count = config.count(facts.depth)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     quirk = QUIRKS.get(config.values["model_type"])
-    return quirk(config, plan) if quirk else plan
+    return dataclasses.replace(plan, **quirk(config, plan)) if quirk else plan
 
 
 def _head_dim(config: TowerConfig) -> int:
     """The number of features that rotate together."""
-    facts, hidden = config.facts, config.count(config.facts.hidden)
+    facts, name = config.facts, config.facts.hidden
+    hidden = config.count(name)
     if not facts.heads:
         return hidden
-    name, rate = config.spelling(facts.hidden), "memory_attention_downsample_rate"
-    heads = config.count(facts.heads) * (config.count(rate) if rate in facts.defaults else 1)
+    heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate", default=1)
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
     return agreed_value({f"{name} / heads": hidden // heads} | config.look_up("head_dim"))
 
@@ -98,39 +95,31 @@ def _base(config: TowerConfig) -> float:
     for values in (config, settings):
         values.default_unless_null(rope["rope_theta"], "rope_theta")
     bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
-    return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, rope["rope_theta"]))
+    return checks.positive("rope_theta", agreed_value(bases, rope["rope_theta"]))
 
 
 def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
     """The frequencies of a head."""
     axes = len(facts.axes)
     require(axes == 3 or head_dim % 4 == 0, "head_dim must be a multiple of 4, got {}", head_dim)
-    of_axis = geometric(2 * (head_dim // (2 * axes)), base)
-    result = join(*[of_axis] * axes, axes=facts.axes)
-    if facts.pairs == "halved":
-        of_head = geometric(head_dim, base)
-        result = join(of_head[::2], of_head[1::2], axes=facts.axes)
-    elif facts.pairs == "alternating":
+    of_axis, of_head = geometric(2 * (head_dim // (2 * axes)), base), geometric(head_dim, base)
+    parts = [of_head[::2], of_head[1::2]] if facts.pairs == "halved" else [of_axis] * axes
+    result = join(*parts, axes=facts.axes)
+    if facts.pairs == "alternating":
         count = of_axis.num_pairs
         result = result[[i + axis * count for i in range(count) for axis in range(axes)]]
-    return linear_scaling(result, 1 / (2 * math.pi)) if facts.centres else result
+    return linear_scaling(result, 1 / (2 * math.pi)) if facts.grid.centres else result
 
 
 def _grid(config: TowerConfig) -> PatchGrid:
     """How patches are counted."""
-    facts, registers = config.facts, "num_register_tokens"
-    merge = config.count("spatial_merge_size") if facts.squares else 1
+    facts, grid = config.facts, config.facts.grid
+    merge = config.count("spatial_merge_size") if facts.squares else grid.merge
     window = config.count(facts.windows) if facts.windows else 0
     if facts.windows == "window_size":  # in pixels
         patch, side = config.count("patch_size"), window
         window = side // merge // patch
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
-    return PatchGrid(
-        merge=merge,
-        window=window,
-        leading=facts.leading + (config.count(registers, 0) if registers in facts.defaults else 0),
-        offset=facts.offset,
-        centres=facts.centres,
-        timed=len(facts.axes) == 3,
-        frames=facts.frames,
-    )
+    leading = grid.leading + config.count("num_register_tokens", 0, default=0)
+    shapes = [height_and_width(config.values, name) for name in facts.shapes]
+    return dataclasses.replace(grid, merge=merge, window=window, leading=leading, shapes=shapes)

@@ -69,17 +69,18 @@ def other_facts(model_type, facts):
     yield from (("pairs", pairs) for pairs in ("blocks", "alternating", "halved") if pairs != facts.pairs)
     yield "layout", "half" if facts.layout == "interleaved" else "interleaved"
     yield "heads", None if facts.heads else "num_attention_heads"
-    yield "centres", not facts.centres
-    yield "offset", facts.offset + 1
-    yield "leading", facts.leading + 1
+    grid = facts.grid
+    if not grid.offset and not grid.timed:
+        yield "grid", dataclasses.replace(grid, centres=not grid.centres)
+    if not grid.centres:
+        yield "grid", dataclasses.replace(grid, offset=grid.offset + 1)
+    yield "grid", dataclasses.replace(grid, leading=grid.leading + 1)
     if model_type != "video_llama_3_vision":
         yield "squares", not facts.squares
     if model_type != "sam3_vit_model":
         yield "windows", None if facts.windows else "window_size"
-    if facts.frames and "glm4v" not in model_type:  # whose frames come as images
-        yield "frames", False
-    if "num_register_tokens" in facts.defaults:
-        yield "defaults", {key: x for key, x in facts.defaults.items() if key != "num_register_tokens"}
+    if grid.frames and "glm4v" not in model_type:  # whose frames come as images
+        yield "grid", dataclasses.replace(grid, frames=False)
 
 
 def assert_wrong(case, **keys):
@@ -100,7 +101,7 @@ def test_each_fact_matters(model_type, monkeypatch):
         assert_wrong(CASES[model_type], **windows)
 
 
-ONLY_CHECKS = "edgetam_video efficientloftr minimax_m3_vl_vision sam2_video sam3_tracker_video".split()
+ONLY_CHECKS = "efficientloftr llama4_vision_model minimax_m3_vl_vision sam3_tracker_video".split()
 
 
 @pytest.mark.parametrize("model_type", sorted(_tower_quirks.QUIRKS.keys() - ONLY_CHECKS))
