@@ -12,8 +12,8 @@ from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._rewrites import FIXED, REWRITERS
-from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import TOWERS, Tower
+from posenc_jax.hf._vision import QUIRKS
 
 VALUES = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded"
 USUAL = Model()

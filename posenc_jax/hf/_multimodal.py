@@ -12,7 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax._jax import checks
-from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax._jax.errors import public, require
 from posenc_jax._positions import spans
 from posenc_jax._positions.spans import Grid, Span, TokenRun
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
@@ -110,12 +110,12 @@ def _model_of(config: Any) -> tuple[Values, Multimodal]:
         inner_name = config.get("model_type", default=name)
         require(inner_name == name, "{}.model_type must be {!r}, got {!r:.60}", key, name, inner_name)
     reject_refused(name, REFUSED)
-    if name not in MULTIMODAL:
-        raise invalid(
-            f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
-            "places images and videos as a known type does, write that type in its place"
-        )
-    return config, MULTIMODAL[name]
+    message = (
+        "model_type {!r:.60} is not known as a whole model with positions of several coordinates: if it places images "
+        "and videos as a known type does, write that type in its place"
+    )
+    require(name in MULTIMODAL, message, name)
+    return config, MULTIMODAL[str(name)]
 
 
 def _setting(config: Values, part: str, key: str, default: int, parse: Callable[[str, Any], Any]) -> Any:
@@ -132,9 +132,10 @@ def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
     names = ("image", "video_start", "video_end") if facts.frames_as_images else _KINDS
     ids = {}
-    for name in (name for name in names if name in facts.tokens):
-        keys = f"{name}_token_id", f"{name}_token_index"
-        ids[name] = checks.integer(config.spelling(*keys), config.get(*keys, default=facts.tokens[name]))
+    for name in names:
+        if name in facts.tokens:
+            keys = f"{name}_token_id", f"{name}_token_index"
+            ids[name] = checks.integer(config.spelling(*keys), config.get(*keys, default=facts.tokens[name]))
     require(len({*ids.values()}) == len(ids), "the tokens must differ, got {}", ids)
     kinds = np.zeros(tokens.shape, np.int8)
     for kind, name in enumerate(_KINDS):
@@ -176,8 +177,7 @@ def _with_times(facts: Multimodal, rate: float, grid: Grid) -> Grid:
         grid = grid._replace(rate=rate, whole=facts.whole_times)
     else:
         step = rate * float(np.float32(grid.step))  # the processor writes the seconds as float32
-        step = checks.positive_float32(f"the rate times the seconds of {grid.name}", step)
-        grid = grid._replace(step=step)
+        grid = grid._replace(step=checks.positive_float32("the rate times the seconds of " + grid.name, step))
     return grid.check_int32()
 
 
@@ -236,5 +236,5 @@ def _video_with_audio(runs: list[TokenRun], videos: deque[Grid]) -> Span:
     offsets, frames = np.zeros((len(kinds), 3)), kinds == VIDEO
     grid = spans.next_grid(videos, "video", runs[0]).check(int(frames.sum()), where)
     offsets[frames] = grid.span("maximum").offsets
-    offsets[~frames] = spans.text(int((~frames).sum())).offsets
+    offsets[~frames] = spans.text(len(kinds) - grid.tokens).offsets
     return Span(offsets, None, last=1)

@@ -153,9 +153,8 @@ def _ordered(grid: PatchGrid, *sides: int) -> np.ndarray:
 def _parse_shape(grid: PatchGrid, shape: Any) -> tuple[int, ...]:
     """(frames, height, width)."""
     sides = checks.positive_ints("shape", shape)
-    fits = len(sides) == 2 or len(sides) == 3 and grid.frames
     expected = "(height, width) or (time, height, width)" if grid.frames else "(height, width)"
-    require(fits, "shape must be {}, in patches, got {}", expected, sides)
+    require(2 <= len(sides) <= 2 + grid.frames, "shape must be {}, in patches, got {}", expected, sides)
     size = sides[-2:]
     taken = not grid.shapes or size in grid.shapes
     require(taken, "shape must be {} in this layer, got {}", " or ".join(map(str, grid.shapes)), sides)

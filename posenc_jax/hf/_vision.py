@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from posenc_jax._frequencies.axes import join
@@ -11,11 +12,9 @@ from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
-from posenc_jax.hf._patches import PatchGrid
+from posenc_jax.hf._patches import PatchGrid, parse_count
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._tower_config import TowerConfig, height_and_width, parse_tower_config
-from posenc_jax.hf._tower_quirks import QUIRKS
-from posenc_jax.hf._towers import Tower
+from posenc_jax.hf._towers import TOWERS, Tower, TowerConfig, parse_tower_config
 from posenc_jax.hf._values import agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
 
@@ -121,5 +120,115 @@ def _grid(config: TowerConfig) -> PatchGrid:
         window = side // merge // patch
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
     leading = grid.leading + config.count("num_register_tokens", 0, default=0)
-    shapes = [height_and_width(config.values, name) for name in facts.shapes]
+    shapes = [_height_and_width(config.values, name) for name in facts.shapes]
     return dataclasses.replace(grid, merge=merge, window=window, leading=leading, shapes=shapes)
+
+
+def _height_and_width(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """(height, width), which a config has as width and height, or as one number if they are equal."""
+    value = values[name]
+    sides = [value] * 2 if isinstance(value, int) else checks.sequence(name, value, "a width and a height")
+    require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
+    return tuple(parse_count(name, side, 1) for side in sides[::-1])
+
+
+# What one tower alone does: fields of the plan that `TOWERS` does not say. The docstring of each function says what is
+# special: the site's table of towers shows it.
+
+Fields = Mapping[str, Any]
+
+
+def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """Layers of convolutions, which layer_types lists, have no positions."""
+    layer, count, types = plan.layers[0], len(plan.layers), config.get_list("layer_types")
+    if types is None:
+        types = ("conv", *("conv", "full_attention") * count)[:count]
+    fits = len(types) == count and all(each in ("conv", "full_attention") for each in types)
+    require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, types)
+    without = dataclasses.replace(layer, frequencies=geometric(0))
+    return {"layers": [without if each == "conv" else layer for each in types]}
+
+
+def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """The last num_blocks layers hold num_queries learned queries in front, which do not rotate."""
+    grid, count, blocks = plan.grids[0], len(plan.grids), config.count("num_blocks", 0)
+    require(blocks <= count, "num_blocks must be at most {} layers, got {}", count, blocks)
+    last = dataclasses.replace(grid, leading=grid.leading + config.count("num_queries"))
+    return {"grids": plan.grids[blocks:] + (last,) * blocks}
+
+
+def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
+    (layer, *_), (grid, *_), count = plan.layers, plan.grids, len(plan.layers)
+    window, shape, name = config.count("window_size"), _grid_of(config.values), "global_attn_indexes"
+    layers, grids = [layer] * count, [dataclasses.replace(grid, inside=window)] * count
+    scaled = linear_scaling(layer.frequencies, shape[1] / window)
+    for i, index in enumerate(checks.sequence(name, config.values[name], "integers")):
+        if checks.integer(f"{name}[{i}]", index, 0) < count:
+            layers[index] = dataclasses.replace(layer, frequencies=scaled)
+            grids[index] = dataclasses.replace(grid, shapes=(shape,))
+    return {"layers": layers, "grids": grids}
+
+
+def llama4_vision_model(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """The tower takes image_size alone."""
+    return _with_shape(plan, _grid_of(config.values))
+
+
+def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
+    tower = config.given.get_mapping("vision_config").get_mapping("backbone_config").values
+    tower = {**TOWERS["sam3_vit_model"].defaults, **tower, "image_size": config.count("image_size")}
+    shapes = {"image_size / patch_size": _grid_of(tower)}
+    for name in config.given.look_up("memory_attention_rope_feat_sizes"):
+        shapes[name] = _height_and_width(config.values, name)
+    return _with_shape(plan, agreed_value(shapes))
+
+
+def gemma4_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """Each half of a head rotates by itself."""
+    return {"slices": 2}
+
+
+def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """In published files position_embedding_type is "rope" and rope_mode is "3d"; no class reads them."""
+    for name, usual in {"position_embedding_type": "rope", "rope_mode": "3d"}.items():
+        checks.one_of(name, config.get(name, default=usual), (usual,))
+    return {}
+
+
+def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """All heads rotate as one; partial_rotary_factor must be half of their number."""
+    heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
+    share = agreed_value(config.look_up(name) | config.settings.look_up(name), config.facts.rope[name])
+    fits = 2 * checks.number(name, share) == heads
+    require(fits, "{} must be half of num_attention_heads = {}, got {!r}", name, heads, share)
+    return {}
+
+
+QUIRKS: dict[str, Callable[[TowerConfig, VisionPlan], Fields]] = {
+    quirk.__name__: quirk
+    for quirk in (
+        efficientloftr,
+        eomt_dinov3,
+        gemma4_vision,
+        lfm3_vl_vision,
+        llama4_vision_model,
+        minimax_m3_vl_vision,
+        sam3_tracker_video,
+        sam3_vit_model,
+    )
+}
+
+
+def _with_shape(plan: VisionPlan, shape: tuple[int, ...]) -> Fields:
+    """Grids of this shape alone."""
+    return {"grids": [dataclasses.replace(grid, shapes=(shape,)) for grid in plan.grids]}
+
+
+def _grid_of(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The height and the width of image_size in patches."""
+    image, patch = _height_and_width(values, "image_size"), _height_and_width(values, "patch_size")
+    shape = tuple(length // side for length, side in zip(image, patch, strict=True))
+    require(all(shape), "image_size must hold a patch, got {}", image)
+    return shape

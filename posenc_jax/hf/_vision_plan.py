@@ -151,8 +151,8 @@ class VisionPlan(RotaryPlan):
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
         """
-        same = len({*self.grids}) == 1
-        require(layer is not None or same, "layer must be given, because the layers of this tower differ, got None")
+        known = layer is not None or len({*self.grids}) == 1
+        require(known, "layer must be given, because the layers of this tower differ, got None")
         index = _apply.parse_layer(0 if layer is None else layer, self.layers)
         expected = "a Python integer, because the number of tokens may depend on it"
         require_type(isinstance(index, int), "layer", expected, layer)

@@ -10,7 +10,7 @@ import pytest
 from helpers.closeness import assert_within
 from helpers.towers import memory_of, positions_of
 from oracles import recorded, rotations
-from posenc_jax.hf import _patches, _tower_quirks, _towers, vision_rotary_from_config
+from posenc_jax.hf import _patches, _towers, _vision, vision_rotary_from_config
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
@@ -104,9 +104,9 @@ def test_each_fact_matters(model_type, monkeypatch):
 ONLY_CHECKS = "efficientloftr llama4_vision_model minimax_m3_vl_vision sam3_tracker_video".split()
 
 
-@pytest.mark.parametrize("model_type", sorted(_tower_quirks.QUIRKS.keys() - ONLY_CHECKS))
+@pytest.mark.parametrize("model_type", sorted(_vision.QUIRKS.keys() - ONLY_CHECKS))
 def test_each_quirk_matters(model_type, monkeypatch):
-    monkeypatch.delitem(_tower_quirks.QUIRKS, model_type)
+    monkeypatch.delitem(_vision.QUIRKS, model_type)
     assert_wrong(CASES[model_type])
 
 
