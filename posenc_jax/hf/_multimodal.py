@@ -20,6 +20,7 @@ from posenc_jax.hf._values import Values, parse_config, reject_refused
 
 TEXT, IMAGE, VIDEO, AUDIO = range(4)
 _KINDS = "text", "image", "video", "audio"
+Grids = dict[str, deque[Grid]]  # of images and of videos
 
 
 @public
@@ -118,7 +119,7 @@ def _model_of(config: Any) -> tuple[Values, Multimodal]:
     return config, MULTIMODAL[str(name)]
 
 
-def _setting(config: Values, part: str, key: str, default: int, parse: Callable[[str, Any], Any]) -> Any:
+def _setting(config: Values, part: str, key: str, default: int, parse: Callable[..., Any]) -> Any:
     """The value of a key in a part of a config, or for "" in the config itself."""
     values = config.get_mapping(part) if part else config
     values.reject_unknown([key], "this model", lambda other: False)
@@ -147,9 +148,7 @@ def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     return kinds
 
 
-def _grids(
-    config: Values, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
-) -> dict[str, deque[Grid]]:
+def _grids(config: Values, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any) -> Grids:
     """The grids of images and of videos, in tokens; of single frames, where these are separate."""
     merge, frames = (
         _setting(config, facts.merge_part, key, 2, checks.positive_int) if key in facts.merge_keys else 1
@@ -181,7 +180,7 @@ def _with_times(facts: Multimodal, rate: float, grid: Grid) -> Grid:
     return grid.check_int32()
 
 
-def _span_of(facts: Multimodal, run: TokenRun, grids: dict[str, deque[Grid]]) -> Span:
+def _span_of(facts: Multimodal, run: TokenRun, grids: Grids) -> Span:
     """A text, an image, a video or a frame."""
     if run.kind == TEXT:
         return spans.text(run.length)
@@ -193,7 +192,7 @@ def _span_of(facts: Multimodal, run: TokenRun, grids: dict[str, deque[Grid]]) ->
 # Omni models: audio, and audio inside a video
 
 
-def _omni_spans(facts: Multimodal, runs: Iterator[TokenRun], grids: dict[str, deque[Grid]]) -> Iterator[Span]:
+def _omni_spans(facts: Multimodal, runs: Iterator[TokenRun], grids: Grids) -> Iterator[Span]:
     """The spans of a row.
 
     One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. These
@@ -224,7 +223,7 @@ def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> l
     return [*first, spans.text(run.length - ends - starts), last]
 
 
-_SHARED = Span(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
+_SHARED = Span(np.zeros((2, 3)), 1)  # two tokens at one position
 
 
 def _video_with_audio(runs: list[TokenRun], videos: deque[Grid]) -> Span:

@@ -42,7 +42,7 @@ _OMNI: Any = {"omni": True, "rate": ("", "position_id_per_seconds", 25)}
 _QWEN25_OMNI: Any = _OMNI | {"edges_share_position": True}
 _QWEN3_OMNI: Any = _OMNI | {"whole_times": False, "tokens": FACTS["placeholders"]["qwen3_omni_moe_thinker"]}
 
-_GROUPS: dict[str, dict[str, Any]] = {
+_GROUPS: dict[str, Any] = {
     # a video is one run
     "qwen2_vl paddleocr_vl": {},
     "qwen2_5_vl": {"rate": ("vision_config", "tokens_per_second", 4)},

@@ -26,10 +26,10 @@ TowerTable = Literal[
     "by_coordinate",
     "fixed",
 ]
-TABLES: tuple[TowerTable, ...] = get_args(TowerTable)
+TABLES = get_args(TowerTable)
 # What `resize_table` alone does. It equals the tower's code: `interpolate`, `grid_sample` or a weighted sum of rows.
-_LINEAR: dict[str, Any] = {"method": "linear", "antialias": False}
-RESAMPLING: dict[str, dict[str, Any]] = {
+_LINEAR: Any = {"method": "linear", "antialias": False}
+RESAMPLING: Any = {
     "linear": _LINEAR,
     "linear_aligned": _LINEAR | {"align_corners": True},
     "torch_cubic": {"method": "torch_cubic", "antialias": False},

@@ -61,9 +61,8 @@ def _tower(name: str, *, also: str = "", **by_hand: Any) -> Tower:
     """The facts of a class, and those by hand; published files have the keys `also` too."""
     release = FACTS["towers"][name]
     defaults, mapped = dict(release["defaults"]), release.get("names", {}).items()
-    rope = release.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"}) or {
-        "rope_theta": defaults.pop("rope_theta")
-    }
+    rope = release.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"})
+    rope = rope or {"rope_theta": defaults.pop("rope_theta")}
     names = dict((key, other) if key in defaults else (other, key) for key, other in mapped) | by_hand.get("names", {})
     keys = *defaults, *names, *names.values(), *release.get("keys", ()), *also.split()
     if "rope_type" in rope:
@@ -83,7 +82,7 @@ _MEMORY: Any = _INTERLEAVED | {
 _SIZES = "memory_attention_rope_feat_sizes"
 _STILL = PatchGrid(frames=False)
 
-_GROUPS: dict[str, dict[str, Any]] = {
+_GROUPS: dict[str, Any] = {
     # row, then column, half layout; squares of patches follow each other
     "ernie4_5_vl_moe_vision glm5_next_vision glm_ocr_vision lfm3_vl_vision": {"squares": True},
     "qwen2_vl_vision": {"squares": True, "hidden": "embed_dim"},
@@ -158,17 +157,18 @@ class TowerConfig(Values):
 
     def __init__(self, values: Mapping[str, Any]):
         """`values` as `parse_tower_config` returns them; raises for a key of positions that the class does not take."""
-        self.given, self.facts = Values(values), TOWERS[values["model_type"]]
+        self.facts = facts = TOWERS[values["model_type"]]
+        self.given = given = Values(values)
         reads = f"model_type {values['model_type']!r}"
-        check_agreement(self.given.look_up(*RAW))
-        self.settings = self.given.get_mapping(self.given.spelling(*RAW))
-        self.settings.reject_unknown({*self.facts.rope, "type"}, reads)
-        self.given.reject_unknown(self.facts.keys, reads, speaks_of_positions)
-        taken = {key: value for key, value in values.items() if key in self.facts.keys}
-        for key, other in self.facts.names.items():
+        check_agreement(given.look_up(*RAW))
+        self.settings = given.get_mapping(given.spelling(*RAW))
+        self.settings.reject_unknown({*facts.rope, "type"}, reads)
+        given.reject_unknown(facts.keys, reads, speaks_of_positions)
+        taken = {key: value for key, value in values.items() if key in facts.keys}
+        for key, other in facts.names.items():
             if other in values:
-                taken[key] = agreed_value(self.given.look_up(key, other), None)
-        super().__init__({**self.facts.defaults, **taken})
+                taken[key] = agreed_value(given.look_up(key, other), None)
+        super().__init__({**facts.defaults, **taken})
 
     def count(self, name: str, least: int = 1, default: Any = None) -> int:
         """The value of a key that counts something; `default` if the class has no such key."""
@@ -189,17 +189,17 @@ def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "confi
     keys = [key for key in _TOWER_KEYS if key in composite]
     parts = {} if name in TOWERS or composite and not keys else config.look_up(*_TOWER_KEYS)
     if parts:
-        towers = {
+        parsed = {
             key: parse_tower_config(value, composite.get(key, {}), key, depth - 1) for key, value in parts.items()
         }
-        return agreed_value(towers)
+        return agreed_value(parsed)
     # An old tower may have the name of the whole model, but a whole model has no patch_size.
     if tower and (not composite or name in TOWERS or label == "vision_config" or config.look_up("patch_size")):
         return {**config.values, "model_type": tower}
-    where = "" if label == "config" else f"{label}."
-    require(name, "{}model_type is missing: no key says how a vision tower rotates", where)
-    has = f", and {keys[0]} is missing" if keys else f" without a vision tower: it has {', '.join(composite)}"
-    require(not composite, "model_type {!r} is a whole model{}", name, has)
+    require(name, "{}.model_type is missing: no key says how a vision tower rotates", label)
+    require(not keys, "model_type {!r} is a whole model, and {} is missing", name, *keys[:1])
+    has = ", ".join(composite)
+    require(not composite, "model_type {!r} is a whole model without a vision tower: it has {}", name, has)
     require(not canonical_type(name), "model_type {!r} is no vision tower: rotary_from_config reads it", name)
     raise invalid(
         f"model_type {name!r} is not known as a vision tower, and no key says which coordinate rotates which pair: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._frequencies.axes import join
@@ -117,7 +117,7 @@ def _grid(config: TowerConfig) -> PatchGrid:
     window = config.count(facts.windows) if facts.windows else 0
     if facts.windows == "window_size":  # in pixels
         patch, side = config.count("patch_size"), window
-        window = side // merge // patch
+        window = side // (merge * patch)
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
     leading = grid.leading + config.count("num_register_tokens", 0, default=0)
     shapes = [_height_and_width(config.values, name) for name in facts.shapes]
@@ -172,7 +172,8 @@ def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
 
 def llama4_vision_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     """The tower takes image_size alone."""
-    return _with_shape(plan, _grid_of(config.values))
+    grid = dataclasses.replace(plan.grids[0], shapes=[_grid_of(config.values)])
+    return {"grids": [grid] * len(plan.grids)}
 
 
 def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
@@ -182,7 +183,8 @@ def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
     shapes = {"image_size / patch_size": _grid_of(tower)}
     for name in config.given.look_up("memory_attention_rope_feat_sizes"):
         shapes[name] = _height_and_width(config.values, name)
-    return _with_shape(plan, agreed_value(shapes))
+    grid = dataclasses.replace(plan.grids[0], shapes=[agreed_value(shapes)])
+    return {"grids": [grid] * len(plan.grids)}
 
 
 def gemma4_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
@@ -206,7 +208,7 @@ def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
     return {}
 
 
-QUIRKS: dict[str, Callable[[TowerConfig, VisionPlan], Fields]] = {
+QUIRKS = {
     quirk.__name__: quirk
     for quirk in (
         efficientloftr,
@@ -219,11 +221,6 @@ QUIRKS: dict[str, Callable[[TowerConfig, VisionPlan], Fields]] = {
         sam3_vit_model,
     )
 }
-
-
-def _with_shape(plan: VisionPlan, shape: tuple[int, ...]) -> Fields:
-    """Grids of this shape alone."""
-    return {"grids": [dataclasses.replace(grid, shapes=(shape,)) for grid in plan.grids]}
 
 
 def _grid_of(values: Mapping[str, Any]) -> tuple[int, ...]:

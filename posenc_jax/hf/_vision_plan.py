@@ -58,12 +58,10 @@ class VisionPlan(RotaryPlan):
         super().__post_init__()
         grids = checks.sequence("grids", self.grids, "PatchGrid")
         fits = len(grids) == len(self.layers) and all(isinstance(grid, PatchGrid) for grid in grids)
-        require_type(fits, "grids", f"a sequence of {len(self.layers)} PatchGrid, one for each layer", self.grids)
+        require_type(fits, "grids", "a sequence of PatchGrid, one for each layer", self.grids)
         slices = checks.positive_int("slices", self.slices)
-        fits = slices == 1 or all(
-            layer.rotary_dim == layer.head_dim and layer.frequencies.num_pairs % slices == 0 for layer in self.layers
-        )
-        require(fits, "slices must be 1 or divide the pairs of whole heads, got {}", slices)
+        whole = all(layer.rotary_dim == layer.head_dim and layer.head_dim % (2 * slices) == 0 for layer in self.layers)
+        require(whole or slices == 1, "slices must be 1 or divide the pairs of whole heads, got {}", slices)
         checks.one_of("table", self.table, TABLES)
         vars(self).update(grids=grids, slices=slices)  # frozen
 

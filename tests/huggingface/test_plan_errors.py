@@ -69,8 +69,8 @@ REFUSED = [
     (TOWER, {
         "VisionPlan: table must be one of .* got 'bilinear'": {"table": "bilinear"},
         "VisionPlan: layout must be one of": {"layout": "halves"},
-        "TypeError: VisionPlan: grids must be a sequence of 1 PatchGrid, one for each layer": {"grids": ()},
-        "TypeError: .* of 1 PatchGrid": {"grids": (1,)},
+        "TypeError: VisionPlan: grids must be a sequence of PatchGrid, one for each layer, got tuple": {"grids": ()},
+        "TypeError: .* of PatchGrid": {"grids": (1,)},
         "VisionPlan: slices must be 1 or divide the pairs of whole heads, got 3": {"slices": 3},
         "slices must be 1 or .*2": {"slices": 2, "layers": (RotaryLayer(pe.axial(8, 2), head_dim=12),)},
     }),
