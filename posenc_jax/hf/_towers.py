@@ -41,7 +41,6 @@ class Tower:
     grid: PatchGrid = PatchGrid()  # without what keys say
     squares: bool = False  # patches of squares of spatial_merge_size follow each other
     windows: Literal["window_size", "pos_emb_height"] | None = None  # the key of windows, whose patches do too
-
     shapes: tuple[str, ...] = ()  # the keys of the grids that the tower takes, without others
 
     # The learned table that is added to the patches

@@ -75,6 +75,9 @@ def other_facts(model_type, facts):
     if not grid.centres:
         yield "grid", dataclasses.replace(grid, offset=grid.offset + 1)
     yield "grid", dataclasses.replace(grid, leading=grid.leading + 1)
+    yield "grid", dataclasses.replace(grid, trailing=grid.trailing + 1)
+    if not grid.merge:
+        yield "grid", dataclasses.replace(grid, merge=1)
     if model_type != "video_llama_3_vision":
         yield "squares", not facts.squares
     if model_type != "sam3_vit_model":
