@@ -12,8 +12,8 @@ from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._rewrites import FIXED, REWRITERS
-from posenc_jax.hf._tower_quirks import QUIRKS
 from posenc_jax.hf._towers import TOWERS, Tower
+from posenc_jax.hf._vision import QUIRKS
 
 VALUES = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded"
 USUAL = Model()
@@ -167,6 +167,8 @@ TOWER_TABLES = {
     "fixed": "not resized",
 }
 NOTES = {
+    "edgetam_video": "the memory attention; keys of a frame are latents at no position, then those of the second grid",
+    "sam2_video": "the memory attention",
     "mlcd_vision_model": "the class token, first, rotates by learned angles, which are no positions: "
     '`rotary(x, 1, class_pos_emb, layout="half", head_axis=…)`',
 }
@@ -181,15 +183,22 @@ def tower_pairs(tower: Tower) -> str:
 
 def tower_facts(tower: Tower) -> Iterator[str]:
     """Where the patches of a tower are, and what else its code does."""
+    grid = tower.grid
     if tower.rope["rope_theta"] != 10_000:
         yield f"base {tower.rope['rope_theta']:,.0f}"
-    if tower.centres:
+    if grid.centres:
         yield "coordinates are centres from -1 to 1, in cycles"
-    if tower.offset:
-        yield f"coordinates count from {tower.offset}"
-    if tower.leading:
+    if grid.offset:
+        yield f"coordinates count from {grid.offset}"
+    if grid.leading:
         more = " and `num_register_tokens` registers" if "num_register_tokens" in tower.defaults else ""
         yield f"a class token{more} before the patches, at 0"
+    if grid.trailing:
+        yield "a class token after the patches, at 0"
+    if not grid.merge:
+        yield "squares of `merge_size`, which comes with each image, follow each other"
+    if tower.shapes:
+        yield f"takes grids of {' or '.join(f'`{name}`' for name in tower.shapes)} alone, or several such frames"
     if tower.squares:
         yield "squares of `spatial_merge_size` follow each other"
     if tower.windows:
@@ -216,11 +225,11 @@ def towers() -> Iterator[str]:
 
 def frames(model: Multimodal) -> str:
     """What a model does with the frames of a video, in words."""
-    if model.video is None and model.video_edges is None:
-        return "no videos"
     if model.separate_frames:
-        return "one run each" + (", with the placeholder of images" if model.video_edges else "")
-    run = "one run, audio of the video among it" if model.audio else "one run"
+        return "one run each" + (", with the placeholder of images" if model.frames_as_images else "")
+    if "video" not in model.tokens:
+        return "no videos"
+    run = "one run, audio of the video among it" if model.omni else "one run"
     if "temporal_merge_size" in model.merge_keys:
         run += ", `temporal_merge_size` of them in a token"
     if model.rate:
@@ -233,7 +242,7 @@ def multimodal() -> Iterator[str]:
     of_wholes = {thinker: whole for whole, thinker in THINKERS.items()}
     groups: dict[tuple[str, str], list[str]] = {}
     for name, model in MULTIMODAL.items():
-        after = "its start + its longer side" if model.following == "side" else "above all its positions"
+        after = "above all its positions" if model.omni else "its start + its longer side"
         groups.setdefault((frames(model), after), []).extend({name, of_wholes.get(name, name)})
     yield f"## Images and videos among text: {len(MULTIMODAL) + len(THINKERS)} model types"
     yield ""

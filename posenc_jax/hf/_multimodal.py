@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,18 +12,15 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from posenc_jax._jax import checks
-from posenc_jax._jax.errors import invalid, public, require
+from posenc_jax._jax.errors import public, require
 from posenc_jax._positions import spans
 from posenc_jax._positions.spans import Grid, Span, TokenRun
 from posenc_jax.hf._multimodal_models import MULTIMODAL, REFUSED, THINKERS, Multimodal
-from posenc_jax.hf._values import (
-    Values,
-    parse_config,
-    parse_string_mapping,
-    reject_refused,
-)
+from posenc_jax.hf._values import Values, parse_config, reject_refused
 
 TEXT, IMAGE, VIDEO, AUDIO = range(4)
+_KINDS = "text", "image", "video", "audio"
+Grids = dict[str, deque[Grid]]  # of images and of videos
 
 
 @public
@@ -89,17 +86,14 @@ def positions_from_tokens(
     config, facts = _model_of(config)
     tokens, is_token = spans.parse_tokens(tokens, mask)
     kinds = _kinds(config, facts, tokens)
-    images, videos = _grids(config, facts, image_grids, video_grids, video_seconds)
+    grids = _grids(config, facts, image_grids, video_grids, video_seconds)
     dtype = np.int64 if facts.whole_times else np.float32
     positions = np.zeros((*tokens.shape, 3), np.int32 if facts.whole_times else dtype)
     for row in np.ndindex(tokens.shape[:-1]):
-        runs = list(spans.runs_of(row, kinds[row], is_token[row]))
-        if facts.audio is None:
-            spans_of_row = (_span_of(facts, run, images, videos) for run in runs)
-        else:
-            spans_of_row = _omni_spans(facts, runs, images, videos)
-        positions[row][is_token[row]] = spans.positions_of(spans_of_row, dtype)
-    spans.check_all_taken((*images, *videos))
+        runs = spans.runs_of(row, kinds[row], is_token[row])
+        row_spans = _omni_spans(facts, runs, grids) if facts.omni else (_span_of(facts, run, grids) for run in runs)
+        positions[row][is_token[row]] = spans.positions_of(row_spans, dtype)
+    spans.check_all_taken(itertools.chain(*grids.values()))
     return jax.device_put(positions)
 
 
@@ -109,33 +103,27 @@ def positions_from_tokens(
 def _model_of(config: Any) -> tuple[Values, Multimodal]:
     """The part of a config that has the placeholders, and the facts of its model_type."""
     config, name = parse_config(config)
-    if name is None:
-        raise invalid("model_type is missing: it says how a model places images and videos")
+    require(name, "model_type is missing: it says how a model places images and videos")
     if name in THINKERS:
         key, name = "thinker_config", THINKERS[name]
-        config = Values(parse_string_mapping(key, config.get_required(key)), key)
+        config.get_required(key)
+        config = config.get_mapping(key)
         inner_name = config.get("model_type", default=name)
         require(inner_name == name, "{}.model_type must be {!r}, got {!r:.60}", key, name, inner_name)
     reject_refused(name, REFUSED)
-    if name not in MULTIMODAL:
-        raise invalid(
-            f"model_type {name!r:.60} is not known as a whole model with positions of several coordinates: if it "
-            "places images and videos as a known type does, write that type in its place"
-        )
-    return config, MULTIMODAL[name]
+    message = (
+        "model_type {!r:.60} is not known as a whole model with positions of several coordinates: if it places images "
+        "and videos as a known type does, write that type in its place"
+    )
+    require(name in MULTIMODAL, message, name)
+    return config, MULTIMODAL[str(name)]
 
 
-def _token(config: Values, name: str, default: int) -> int:
-    """A token id, which may also be called an index."""
-    names = f"{name}_id", f"{name}_index"
-    return checks.integer(config.spelling(*names), config.get(*names, default=default))
-
-
-def _part(config: Values, name: str, key: str) -> Values:
-    """The part `name` of a config that may have `key`, empty if it is missing; for "", the config itself."""
-    result = config.get_mapping(name) if name else config
-    result.reject_unknown([key], "this model", lambda other: False)
-    return result
+def _setting(config: Values, part: str, key: str, default: int, parse: Callable[..., Any]) -> Any:
+    """The value of a key in a part of a config, or for "" in the config itself."""
+    values = config.get_mapping(part) if part else config
+    values.reject_unknown([key], "this model", lambda other: False)
+    return parse(values.label + key, values.get(key, default=default))
 
 
 # Tokens and grids
@@ -143,88 +131,84 @@ def _part(config: Values, name: str, key: str) -> Values:
 
 def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
-    kinds, names = np.zeros(tokens.shape, np.int8), {}
-    for kind, (name, default) in enumerate(
-        {"image": facts.image, "video": facts.video, "audio": facts.audio}.items(), IMAGE
-    ):
-        if default is not None:
-            token = _token(config, f"{name}_token", default)
-            other = names.setdefault(token, name)
-            require(other == name, "the token of {} must differ from that of {}, got {}", name, other, token)
-            kinds[tokens == token] = kind
-    if facts.video_edges:
-        edges = zip(("video_start_token", "video_end_token"), facts.video_edges, strict=True)
-        starts, ends = (np.cumsum(tokens == _token(config, *edge), -1) for edge in edges)
+    names = ("image", "video_start", "video_end") if facts.frames_as_images else _KINDS
+    ids = {}
+    for name in names:
+        if name in facts.tokens:
+            keys = f"{name}_token_id", f"{name}_token_index"
+            ids[name] = checks.integer(config.spelling(*keys), config.get(*keys, default=facts.tokens[name]))
+    require(len({*ids.values()}) == len(ids), "the tokens must differ, got {}", ids)
+    kinds = np.zeros(tokens.shape, np.int8)
+    for kind, name in enumerate(_KINDS):
+        if name in ids:
+            kinds[tokens == ids[name]] = kind
+    if facts.frames_as_images:
+        starts, ends = (np.cumsum(tokens == ids[name], -1) for name in names[1:])
         kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
     return kinds
 
 
-def _grids(
-    config: Values, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any
-) -> tuple[deque[Grid], deque[Grid]]:
+def _grids(config: Values, facts: Multimodal, image_grids: Any, video_grids: Any, video_seconds: Any) -> Grids:
     """The grids of images and of videos, in tokens; of single frames, where these are separate."""
     merge, frames = (
-        _part(config, facts.merge_part, name).get_integer(name, default=2) if name in facts.merge_keys else 1
-        for name in ("spatial_merge_size", "temporal_merge_size")
+        _setting(config, facts.merge_part, key, 2, checks.positive_int) if key in facts.merge_keys else 1
+        for key in ("spatial_merge_size", "temporal_merge_size")
     )
     images = spans.parse_grids("image_grids", image_grids, merge)
     videos = spans.parse_grids(
         "video_grids", video_grids, merge, video_seconds, steps_name="video_seconds", frames=frames
     )
-    if facts.video is None and not facts.video_edges:
-        require(not videos, "video_grids must be empty: the model takes no videos, got {}", len(videos))
-    if facts.rate:
-        missing = "video_seconds must be given: the times of frames depend on them"
-        require(video_seconds is not None or not videos, missing)
-        videos = [_with_times(config, facts, facts.rate, grid) for grid in videos]
-    else:
+    if not facts.rate:
         unread = "video_seconds must not be given: the model does not read them, got {!r:.60}"
         require(video_seconds is None, unread, video_seconds)
+    elif videos:
+        require(video_seconds is not None, "video_seconds must be given: the times of frames depend on them")
+        rate = _setting(config, *facts.rate, checks.positive_float32)
+        videos = [_with_times(facts, rate, grid) for grid in videos]
     if facts.separate_frames:
         videos = [frame for grid in videos for frame in spans.frames_of(grid)]
-    return deque(images), deque(videos)
+    return {"image": deque(images), "video": deque(videos)}
 
 
-def _with_times(config: Values, facts: Multimodal, rate: tuple[str, str, int], grid: Grid) -> Grid:
+def _with_times(facts: Multimodal, rate: float, grid: Grid) -> Grid:
     """The video with its step in positions instead of seconds."""
-    part_name, name, default = rate
-    part = _part(config, part_name, name)
-    per_second = checks.positive_float32(part.label + name, part.get_number(name, default=default))
-    if facts.seconds_first:
-        return grid._replace(rate=per_second, whole=facts.whole_times).check_int32()
-    step = per_second * float(np.float32(grid.step))  # the processor writes the seconds as float32
-    step = checks.positive_float32(f"{part.label}{name} times the seconds of {grid.name}", step)
-    return grid._replace(step=step).check_int32()
+    if facts.omni:
+        grid = grid._replace(rate=rate, whole=facts.whole_times)
+    else:
+        step = rate * float(np.float32(grid.step))  # the processor writes the seconds as float32
+        grid = grid._replace(step=checks.positive_float32("the rate times the seconds of " + grid.name, step))
+    return grid.check_int32()
 
 
-def _span_of(facts: Multimodal, run: TokenRun, images: deque[Grid], videos: deque[Grid]) -> Span:
+def _span_of(facts: Multimodal, run: TokenRun, grids: Grids) -> Span:
     """A text, an image, a video or a frame."""
     if run.kind == TEXT:
         return spans.text(run.length)
-    grid = spans.next_grid(images, "image", run) if run.kind == IMAGE else spans.next_grid(videos, "video", run)
-    return grid.check(run.length, run.where).span(facts.following)
+    kind = _KINDS[run.kind]
+    grid = spans.next_grid(grids[kind], kind, run).check(run.length, run.where)
+    return grid.span("maximum" if facts.omni else "side")
 
 
 # Omni models: audio, and audio inside a video
 
 
-def _omni_spans(facts: Multimodal, runs: list[TokenRun], images: deque[Grid], videos: deque[Grid]) -> Iterator[Span]:
+def _omni_spans(facts: Multimodal, runs: Iterator[TokenRun], grids: Grids) -> Iterator[Span]:
     """The spans of a row.
 
     One token starts an image, a video or audio, and one ends it; two start and end a video with audio inside. These
     tokens are spans of their own, because the model rounds every sum of fractional positions.
     """
-    groups = [list(group) for _, group in itertools.groupby(runs, lambda run: run.kind == TEXT)]
-    edges = [0 if group[0].kind == TEXT else min(len(group), 2) for group in groups]
-    for group, before, after in zip(groups, [0, *edges], [*edges[1:], 0], strict=False):
-        if group[0].kind == TEXT:
+    groups = [(is_text, list(group)) for is_text, group in itertools.groupby(runs, lambda run: run.kind == TEXT)]
+    edges = [0, *(0 if is_text else min(len(group), 2) for is_text, group in groups), 0]
+    for (is_text, group), before, after in zip(groups, edges, edges[2:], strict=False):
+        if is_text:
             yield from _text_between(facts, group[0], before, after)
         elif len(group) > 1:
-            yield _video_with_audio(facts, group, videos)
+            yield _video_with_audio(group, grids["video"])
         elif group[0].kind == AUDIO:
             yield spans.text(group[0].length)._replace(extent=None)
         else:
-            yield _span_of(facts, group[0], images, videos)
+            yield _span_of(facts, group[0], grids)
 
 
 def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> list[Span]:
@@ -239,18 +223,17 @@ def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> l
     return [*first, spans.text(run.length - ends - starts), last]
 
 
-_SHARED = Span(np.zeros((2, 3), np.int64), 1)  # two tokens at one position
+_SHARED = Span(np.zeros((2, 3)), 1)  # two tokens at one position
 
 
-def _video_with_audio(facts: Multimodal, runs: list[TokenRun], videos: deque[Grid]) -> Span:
+def _video_with_audio(runs: list[TokenRun], videos: deque[Grid]) -> Span:
     """Frames and audio, each counted by itself; the next span starts above their last token."""
     where = f"{runs[0].where} to {runs[-1].where}"
     kinds = np.repeat([run.kind for run in runs], [run.length for run in runs])
-    frames = kinds == VIDEO
     message = "{} must have text between placeholders, unless they are those of a video and its audio"
-    require({run.kind for run in runs} == {VIDEO, AUDIO}, message, where)
+    require({*kinds} == {VIDEO, AUDIO}, message, where)
+    offsets, frames = np.zeros((len(kinds), 3)), kinds == VIDEO
     grid = spans.next_grid(videos, "video", runs[0]).check(int(frames.sum()), where)
-    offsets = np.zeros((len(kinds), 3), np.int64 if facts.whole_times else np.float32)
-    offsets[frames] = grid.span(facts.following).offsets
-    offsets[~frames] = spans.text(int((~frames).sum())).offsets
+    offsets[frames] = grid.span("maximum").offsets
+    offsets[~frames] = spans.text(len(kinds) - grid.tokens).offsets
     return Span(offsets, None, last=1)

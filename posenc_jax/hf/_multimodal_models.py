@@ -1,13 +1,16 @@
-"""How multimodal models of transformers 5.23.0 place images and videos among text, by model_type.
+"""How multimodal models of transformers place images and videos among text, by model_type.
 
-Every entry was read from the model's `get_rope_index`, from its processor, which writes the placeholders, and from
-`configuration_*.py`, whose defaults stand for missing keys. A field is a fact that at least two model types share.
+`facts.json` has the placeholders by default. By hand stays here what was read from the model's `get_rope_index` and its
+processor. A field is a fact that at least two model types share.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
+
+from posenc_jax.hf._models import FACTS, by_model_type
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,62 +20,49 @@ class Multimodal:
     "By default" means: where the config does not have the key.
     """
 
-    # The placeholders by default; their keys are image_token_id or image_token_index, and so on
-    image: int
-    video: int | None  # None: the model takes no videos, or marks them by `video_edges`
-    video_edges: tuple[int, int] | None = None  # video_start_token_id, video_end_token_id: images between are frames
-    audio: int | None = None  # in videos; audio elsewhere is like text
+    tokens: Mapping[str, int]  # by default: the placeholders, with keys such as image_token_id or image_token_index
 
     # The grids
-    following: Literal["maximum", "side"] = "side"  # where the part after a grid starts
     separate_frames: bool = False  # each frame of a video is its own run, with a timestamp before it
+    frames_as_images: bool = False  # frames have the placeholder of images, between video_start and video_end
     merge_keys: tuple[str, ...] = ("spatial_merge_size",)  # for the patches of a token along an axis, 2 by default
     merge_part: str = "vision_config"  # the part of the config with these keys; "": the config itself
 
     # The times of a video's frames
     rate: tuple[str, str, int] | None = None  # positions per second: the part of the config, the key, the default
-    seconds_first: bool = False  # ⌊(t · seconds) · rate⌋, each product in float32; not ⌊t · (rate · seconds)⌋
     whole_times: bool = True  # the times are rounded down
+
+    # Omni models have audio, and the part after a grid starts above all positions of the grid, not at its longer side.
+    # Times are ⌊(t · seconds) · rate⌋, each product in float32; of other models, ⌊t · (rate · seconds)⌋.
+    omni: bool = False
     edges_share_position: bool = False  # the two tokens that start a video with audio share a position, as do the ends
 
 
-def _all(names: str, **facts: Any) -> dict[str, Multimodal]:
-    return {name: Multimodal(**facts) for name in names.split()}
-
-
-_QWEN: Any = {"image": 151655, "video": 151656}
-_QWEN35: Any = {"image": 248056, "video": 248057}
-_OMNI: Any = _QWEN | {
-    "audio": 151646,
-    "following": "maximum",
-    "rate": ("", "position_id_per_seconds", 25),
-    "seconds_first": True,
-}
+_OMNI: Any = {"omni": True, "rate": ("", "position_id_per_seconds", 25)}
 _QWEN25_OMNI: Any = _OMNI | {"edges_share_position": True}
-_QWEN3_OMNI: Any = _OMNI | {"whole_times": False}
+_QWEN3_OMNI: Any = _OMNI | {"whole_times": False, "tokens": FACTS["placeholders"]["qwen3_omni_moe_thinker"]}
 
-MULTIMODAL: dict[str, Multimodal] = {
+_GROUPS: dict[str, Any] = {
     # a video is one run
-    **_all("qwen2_vl", **_QWEN),
-    **_all("qwen2_5_vl", **_QWEN, rate=("vision_config", "tokens_per_second", 4)),
-    **_all("paddleocr_vl", image=100295, video=100296),
-    **_all("ernie4_5_vl_moe", image=100295, video=103367, merge_keys=("spatial_merge_size", "temporal_merge_size")),
-    **_all("qwen2_5_omni_thinker", **_QWEN25_OMNI),
-    **_all("qwen2_5_omni_talker", **_QWEN25_OMNI, merge_part=""),
-    **_all("qwen3_omni_moe_thinker", **_QWEN3_OMNI),
-    **_all("qwen3_omni_moe_talker", **_QWEN3_OMNI, merge_part=""),
+    "qwen2_vl paddleocr_vl": {},
+    "qwen2_5_vl": {"rate": ("vision_config", "tokens_per_second", 4)},
+    "ernie4_5_vl_moe": {"merge_keys": ("spatial_merge_size", "temporal_merge_size")},
+    "qwen2_5_omni_thinker": _QWEN25_OMNI,
+    "qwen2_5_omni_talker": _QWEN25_OMNI | {"merge_part": ""},
+    "qwen3_omni_moe_thinker": _QWEN3_OMNI,
+    "qwen3_omni_moe_talker": _QWEN3_OMNI | {"merge_part": ""},
     # timestamps stand between its frames
-    **_all("cosmos3_omni qwen3_vl qwen3_vl_moe", **_QWEN, separate_frames=True),
-    **_all("qwen3_5 qwen3_5_moe qwen4_exp", **_QWEN35, separate_frames=True),
-    **_all("cohere_compass", image=255031, video=255032, separate_frames=True),
-    **_all("cosmos3_edge", image=19, video=18, separate_frames=True),
-    # its frames have the placeholder of images
-    **_all("glm4v", image=151343, video=None, video_edges=(151341, 151342), separate_frames=True),
-    **_all("glm4v_moe", image=151363, video=None, video_edges=(151341, 151342), separate_frames=True),
-    **_all("glm46v glmga", image=151343, video=None, video_edges=(151361, 151362), separate_frames=True),
-    **_all("glm_ocr", image=59280, video=None, video_edges=(59258, 59259), separate_frames=True),
+    "cohere_compass cosmos3_edge cosmos3_omni qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen4_exp": {
+        "separate_frames": True
+    },
+    # which have the placeholder of images
+    "glm46v glm4v glm4v_moe glm_ocr glmga": {"separate_frames": True, "frames_as_images": True},
     # no videos
-    **_all("glm_image", image=167855, video=None, merge_keys=()),
+    "glm_image": {"merge_keys": ()},
+}
+MULTIMODAL = {
+    name: Multimodal(**{"tokens": FACTS["placeholders"].get(name)} | facts)
+    for name, facts in by_model_type(_GROUPS).items()
 }
 # Composites: the model_type of the part that has the placeholders.
 THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}

@@ -1,18 +1,39 @@
-"""The coordinates of a vision tower's patches, and the order in which it holds them."""
+"""What a vision tower gives its patches: their order, their coordinates, and rows of a learned table."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
 
+from posenc_jax._encodings.learned import resize_table
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
+from posenc_jax._jax.workarounds import compiled
 
-_LIMIT = 2**31
+# How the rows of a learned table reach the patches of an image
+TowerTable = Literal[
+    "unknown",
+    "none",
+    "linear",
+    "linear_aligned",
+    "linear_zeros_exchanged",
+    "torch_cubic",
+    "tiled",
+    "by_coordinate",
+    "fixed",
+]
+TABLES = get_args(TowerTable)
+# What `resize_table` alone does. It equals the tower's code: `interpolate`, `grid_sample` or a weighted sum of rows.
+_LINEAR: Any = {"method": "linear", "antialias": False}
+RESAMPLING: Any = {
+    "linear": _LINEAR,
+    "linear_aligned": _LINEAR | {"align_corners": True},
+    "torch_cubic": {"method": "torch_cubic", "antialias": False},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,14 +80,15 @@ class PatchGrid:
     @public
     def __post_init__(self) -> None:
         """Checks the fields."""
+        values = vars(self)  # frozen
         for name in ("merge", "window", "leading", "trailing", "offset", "inside"):
-            object.__setattr__(self, name, parse_count(name, getattr(self, name)))
+            values[name] = parse_count(name, values[name])
         for name in ("centres", "timed", "frames"):
-            object.__setattr__(self, name, checks.flag(name, getattr(self, name)))
-        shapes = checks.sequence("shapes", self.shapes, "(height, width)")
-        pairs = tuple(checks.positive_ints(f"shapes[{i}]", shape) for i, shape in enumerate(shapes))
-        require(all(len(shape) == 2 for shape in pairs), "shapes must hold (height, width), got {!r:.60}", shapes)
-        object.__setattr__(self, "shapes", pairs)
+            values[name] = checks.flag(name, values[name])
+        shapes = enumerate(checks.sequence("shapes", self.shapes, "(height, width)"))
+        values["shapes"] = tuple(checks.positive_ints(f"shapes[{i}]", shape) for i, shape in shapes)
+        fits = all(len(shape) == 2 for shape in self.shapes)
+        require(fits, "shapes must hold (height, width), got {!r:.60}", self.shapes)
         require(not (self.centres and (self.offset or self.timed)), "centres must have no offset and no frames")
 
 
@@ -79,46 +101,63 @@ def parse_count(name: str, value: Any, least: int = 0) -> int:
 
 def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
     """The coordinates of an image's tokens, (tokens, axes), in the tower's order."""
-    frames, height, width = _parse_shape(grid, shape)
+    frames, *size = _parse_shape(grid, shape)
     if grid.inside:
-        height = width = grid.inside
-    count = frames * height * width + grid.leading + grid.trailing
-    require(count < _LIMIT, "shape must have fewer than 2³¹ tokens, got {!r:.60}", shape)
-    patches: Any = _ordered(grid, (frames, height, width))[0 if grid.timed else 1 :].T
+        size = [grid.inside] * 2
+    patches = _ordered(grid, frames, *size)[0 if grid.timed else 1 :].T + grid.offset
     if grid.centres:
-        patches = ((2 * patches + 1) / np.array([height, width]) - 1).astype(np.float32)
-    else:
-        patches = (patches + grid.offset).astype(np.int32)
+        patches = ((2 * patches + 1) / np.array(size) - 1).astype(np.float32)
     return jax.device_put(np.pad(patches, ((grid.leading, grid.trailing), (0, 0))))
 
 
-def patch_indices(grid: PatchGrid, shape: Any) -> tuple[int, int, np.ndarray, np.ndarray]:
-    """Height and width, and the row and the column of each patch in the tower's order."""
-    sides = _parse_shape(grid, shape)
-    return *sides[1:], *_ordered(grid, sides)[1:]
+def table_rows(method: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Array:
+    """The rows of a learned table of an image's or video's patches, (patches, dim), in the tower's order."""
+    require(method not in ("none", "unknown"), "table must be left out, because that of the plan is {!r}", method)
+    axes = ("2", "positions", "dim") if method == "by_coordinate" else ("rows", "columns", "dim")
+    table = checks.floats("table", table, axes)
+    fits = table.ndim == 3 and 0 not in table.shape[:2] and (method != "by_coordinate" or table.shape[0] == 2)
+    require(fits, "table must have shape {}, got {}", f"({', '.join(axes)})", table.shape)
+    checks.unsharded("table", table, 0)
+    checks.unsharded("table", table, 1)
+    frames, *size = _parse_shape(grid, shape)
+    whole = method != "fixed" or [*table.shape[:2]] == size
+    fits = max(size) <= table.shape[1] if method == "by_coordinate" else whole
+    require(fits, "table of shape {} must have a row for each patch of {}", table.shape, shape)
+    row, column = map(checks.on_device, _ordered(grid, frames, *size)[1:])
+    return _table_rows(table, row, column, method=method, size=tuple(size))
 
 
-def _ordered(grid: PatchGrid, sides: tuple[int, int, int]) -> np.ndarray:
+@compiled("table_rows", static_argnames=("method", "size"))
+def _table_rows(
+    table: jax.Array, row: jax.Array, column: jax.Array, *, method: TowerTable, size: tuple[int, ...]
+) -> jax.Array:
+    if method == "by_coordinate":
+        return table[0, column] + table[1, row]
+    if method == "linear_zeros_exchanged":
+        table = resize_table(table, size[::-1], zeros_outside=True, **_LINEAR).reshape(*size, -1)
+    elif method in RESAMPLING:
+        table = resize_table(table, size, **RESAMPLING[method])
+    return table[row % table.shape[0], column % table.shape[1]]  # all but tiled tables have the grid's size
+
+
+def _ordered(grid: PatchGrid, *sides: int) -> np.ndarray:
     """The frame, the row and the column of each patch in the tower's order, (3, patches)."""
-    time, row, column = indices = np.indices(sides).reshape(3, -1)
-    m = grid.merge
-    if m == 1 and not grid.window:
-        return indices
-    window = grid.window * m or max(sides)
-    order = np.lexsort((column, row, column // m, row // m, column // window, row // window, time))
+    count = math.prod(sides) + grid.leading + grid.trailing
+    require(count < 2**31, "shape must have fewer than 2³¹ tokens, got {!r:.60}", sides)
+    time, row, column = indices = np.indices(sides, np.int32).reshape(3, -1)
+    window = grid.window * grid.merge or max(sides)
+    order = np.lexsort((column // grid.merge, row // grid.merge, column // window, row // window, time))  # stable
     return indices[:, order]
 
 
-def _parse_shape(grid: PatchGrid, shape: Any) -> tuple[int, int, int]:
+def _parse_shape(grid: PatchGrid, shape: Any) -> tuple[int, ...]:
     """(frames, height, width)."""
     sides = checks.positive_ints("shape", shape)
-    fits = len(sides) == 2 or len(sides) == 3 and grid.frames
     expected = "(height, width) or (time, height, width)" if grid.frames else "(height, width)"
-    require(fits, "shape must be {}, in patches, got {}", expected, sides)
-    require(math.prod(sides) < _LIMIT, "shape must have fewer than 2³¹ tokens, got {!r:.60}", sides)
-    frames, height, width = (1, *sides)[-3:]
-    taken = not grid.shapes or (height, width) in grid.shapes
+    require(2 <= len(sides) <= 2 + grid.frames, "shape must be {}, in patches, got {}", expected, sides)
+    size = sides[-2:]
+    taken = not grid.shapes or size in grid.shapes
     require(taken, "shape must be {} in this layer, got {}", " or ".join(map(str, grid.shapes)), sides)
-    fits = height % grid.merge == 0 and width % grid.merge == 0
+    fits = not any(side % grid.merge for side in size)
     require(fits, "shape must have sides that are multiples of {}, got {}", grid.merge, sides)
-    return frames, height, width
+    return (1, *sides)[-3:]

@@ -1,9 +1,9 @@
-"""What the code of vision towers does that no config.json contains.
+"""A vision tower's config: the facts of its model_type, and the class's values for keys that it leaves out.
 
 `facts.json` has what a release of transformers says itself: sizes, bases, rope settings, keys and their names. By hand
 stays here what no class says, read from the tower's `modeling_*.py`, and keys of files that its class does not take.
 
-A field of `Tower` is a fact that at least two towers share. What one tower alone does is in `_tower_quirks.py`.
+A field of `Tower` is a fact that at least two towers share. What one tower alone does is in `_vision.py`.
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW
-from posenc_jax.hf._models import FACTS, PARTS
-
-# How the rows of a learned table reach the patches of an image
-TowerTable = Literal[
-    "unknown",
-    "none",
-    "linear",
-    "linear_aligned",
-    "linear_zeros_exchanged",
-    "torch_cubic",
-    "tiled",
-    "by_coordinate",
-    "fixed",
-]
+from posenc_jax.hf._models import FACTS, PARTS, by_model_type, canonical_type
+from posenc_jax.hf._patches import PatchGrid, TowerTable, parse_count
+from posenc_jax.hf._refused import REFUSED
+from posenc_jax.hf._values import (
+    Values,
+    agreed_value,
+    check_agreement,
+    parse_config,
+    reject_refused,
+    speaks_of_positions,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,12 +38,10 @@ class Tower:
     layout: Literal["half", "interleaved"] = "half"
 
     # The positions
-    centres: bool = False  # centres of patches, from -1 to 1 and in cycles, instead of indices
-    offset: int = 0  # of indices
-    frames: bool = True  # the tower takes several frames in one sequence
-    leading: int = 0  # tokens before the patches that do not rotate, beside num_register_tokens
+    grid: PatchGrid = PatchGrid()  # without what keys say
     squares: bool = False  # patches of squares of spatial_merge_size follow each other
     windows: Literal["window_size", "pos_emb_height"] | None = None  # the key of windows, whose patches do too
+    shapes: tuple[str, ...] = ()  # the keys of the grids that the tower takes, without others
 
     # The learned table that is added to the patches
     table: TowerTable = "none"
@@ -60,28 +56,20 @@ class Tower:
     keys: tuple[str, ...]  # that its class has or takes, of those that may concern positions
 
 
-_USUAL = {"rope_theta": 10_000.0, "rope_type": "default"}
+def _tower(name: str, *, also: str = "", **by_hand: Any) -> Tower:
+    """The facts of a class, and those by hand; published files have the keys `also` too."""
+    release = FACTS["towers"][name]
+    defaults, mapped = dict(release["defaults"]), release.get("names", {}).items()
+    rope = release.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"})
+    rope = rope or {"rope_theta": defaults.pop("rope_theta")}
+    names = dict((key, other) if key in defaults else (other, key) for key, other in mapped) | by_hand.get("names", {})
+    keys = *defaults, *names, *names.values(), *release.get("keys", ()), *also.split()
+    if "rope_type" in rope:
+        keys += RAW
+    keys += "model_type", "head_dim", "rope_theta"
+    return Tower(**by_hand | {"rope": rope, "names": names, "defaults": defaults, "keys": keys})
 
 
-def _all(types: str, *, also: str = "", **facts: Any) -> dict[str, Tower]:
-    """Several types: the facts of their classes, and these; published files have the keys `also` too."""
-    result = {}
-    for name in types.split():
-        release = FACTS["towers"][name]
-        defaults, rope = release["defaults"], release.get("rope", _USUAL)
-        names = release.get("names", {}) | facts.get("names", {})
-        keys = *defaults, *names, *names.values(), *release.get("keys", ()), *also.split(), *(RAW if rope else ())
-        of_release = {
-            "rope": rope or {"rope_theta": defaults["rope_theta"]},
-            "names": names | {other: key for key, other in names.items()},
-            "defaults": defaults,
-            "keys": tuple(dict.fromkeys(keys)),
-        }
-        result[name] = Tower(**facts | of_release)
-    return result
-
-
-_DINO: Any = {"centres": True, "frames": False, "leading": 1}
 _COLUMN_FIRST: Any = {"axes": (1, 0)}
 _INTERLEAVED: Any = _COLUMN_FIRST | {"layout": "interleaved"}
 _MEMORY: Any = _INTERLEAVED | {
@@ -90,82 +78,139 @@ _MEMORY: Any = _INTERLEAVED | {
     "depth": "memory_attention_num_layers",
     "names": {"rope_theta": "memory_attention_rope_theta"},
 }
+_SIZES = "memory_attention_rope_feat_sizes"
+_STILL = PatchGrid(frames=False)
 
-TOWERS: dict[str, Tower] = {
+_GROUPS: dict[str, Any] = {
     # row, then column, half layout; squares of patches follow each other
-    **_all("ernie4_5_vl_moe_vision glm5_next_vision glm_ocr_vision lfm3_vl_vision", squares=True),
-    **_all("qwen2_vl_vision", squares=True, hidden="embed_dim"),
-    **_all(
-        "dots3_note_vision_encoder",
-        squares=True,
-        names={"hidden_size": "embed_dim", "num_attention_heads": "num_heads"},
-    ),
-    **_all("glm4v_moe_vision glm4v_vision", squares=True, table="torch_cubic"),
-    **_all(
+    "ernie4_5_vl_moe_vision glm5_next_vision glm_ocr_vision lfm3_vl_vision": {"squares": True},
+    "qwen2_vl_vision": {"squares": True, "hidden": "embed_dim"},
+    "dots3_note_vision_encoder": {
+        "squares": True,
+        "names": {"hidden_size": "embed_dim", "num_attention_heads": "num_heads"},
+    },
+    "glm4v_moe_vision glm4v_vision": {"squares": True, "table": "torch_cubic"},
+    (
         "cohere_compass_vision qwen3_5_moe_vision qwen3_5_vision qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision "
-        "qwen3_vl_vision qwen4_exp_vision",
-        squares=True,
-        table="linear_aligned",
-    ),
+        "qwen3_vl_vision qwen4_exp_vision"
+    ): {"squares": True, "table": "linear_aligned"},
     # and windows of squares
-    **_all("exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision", squares=True, windows="window_size"),
+    "exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision": {"squares": True, "windows": "window_size"},
     # row, then column, half layout; row by row
-    **_all("paddleocr_vl_vision", table="linear"),
-    **_all("video_llama_3_vision"),
-    **_all("mlcd_vision_model", frames=False),
+    "paddleocr_vl_vision": {"table": "linear"},
+    "video_llama_3_vision": {"grid": PatchGrid(merge=0)},
+    "mlcd_vision_model": {"grid": _STILL},
     # column first
-    **_all(
-        "step3p5_vision",
-        **_COLUMN_FIRST,
-        frames=False,
-        table="linear",
-        names={"hidden_size": "width", "num_attention_heads": "heads", "num_hidden_layers": "layers"},
-    ),
-    **_all(
-        "kimi_k25_vision",
-        **_COLUMN_FIRST,
-        pairs="alternating",
-        table="torch_cubic",
-        names={key: f"vt_{key}" for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")},
-        also="mm_hidden_size",
-    ),
-    **_all(
-        "muse_glimmer_vision muse_spark_vision",
-        **_COLUMN_FIRST,
-        offset=1,
-        windows="pos_emb_height",
-        table="linear_zeros_exchanged",
-    ),
-    **_all("inkling2_vision", **_INTERLEAVED, squares=True, offset=1, leading=1, table="linear"),
-    **_all("llama4_vision_model", **_INTERLEAVED, offset=1, frames=False, table="fixed"),
-    **_all("sam3_vit_model", **_INTERLEAVED, frames=False, table="tiled"),
-    **_all("gemma4_vision", **_COLUMN_FIRST, frames=False, table="by_coordinate", hidden="head_dim", heads=None),
+    "step3p5_vision": _COLUMN_FIRST
+    | {
+        "grid": _STILL,
+        "table": "linear",
+        "names": {"hidden_size": "width", "num_attention_heads": "heads", "num_hidden_layers": "layers"},
+    },
+    "kimi_k25_vision": _COLUMN_FIRST
+    | {
+        "pairs": "alternating",
+        "table": "torch_cubic",
+        "names": {key: f"vt_{key}" for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")},
+        "also": "mm_hidden_size",
+    },
+    "muse_glimmer_vision muse_spark_vision": _COLUMN_FIRST
+    | {"grid": PatchGrid(offset=1), "windows": "pos_emb_height", "table": "linear_zeros_exchanged"},
+    "inkling2_vision": _INTERLEAVED | {"squares": True, "grid": PatchGrid(offset=1, leading=1), "table": "linear"},
+    "llama4_vision_model": _INTERLEAVED | {"grid": PatchGrid(offset=1, frames=False, trailing=1), "table": "fixed"},
+    "sam3_vit_model": _INTERLEAVED | {"grid": _STILL, "table": "tiled"},
+    "gemma4_vision": _COLUMN_FIRST | {"grid": _STILL, "table": "by_coordinate", "hidden": "head_dim", "heads": None},
     # other spectra
-    **_all("pixtral", pairs="halved", frames=False),
-    **_all("minimax_m3_vl_vision", axes=(0, 1, 2), squares=True, also="position_embedding_type rope_mode"),
-    **_all("dinov3_vit eomt_dinov3 sapiens2", **_DINO),
+    "pixtral": {"pairs": "halved", "grid": _STILL},
+    "minimax_m3_vl_vision": {
+        "axes": (0, 1, 2),
+        "grid": PatchGrid(timed=True),
+        "squares": True,
+        "also": "position_embedding_type rope_mode",
+    },
+    "dinov3_vit eomt_dinov3 sapiens2": {"grid": PatchGrid(centres=True, frames=False, leading=1)},
     # not of images, but of features or memories of images
-    **_all("edgetam_video sam2_video sam3_tracker_video", **_MEMORY),
-    **_all(
-        "efficientloftr",
-        pairs="alternating",
-        layout="interleaved",
-        offset=1,
-        frames=False,
-        heads=None,
-        depth="num_attention_layers",
-        also="partial_rotary_factor",
-    ),
+    "edgetam_video": _MEMORY | {"shapes": (_SIZES, "memory_attention_rope_k_sizes")},
+    "sam2_video": _MEMORY | {"shapes": (_SIZES,)},
+    "sam3_tracker_video": _MEMORY,
+    "efficientloftr": {
+        "pairs": "alternating",
+        "layout": "interleaved",
+        "grid": PatchGrid(offset=1, frames=False),
+        "heads": None,
+        "depth": "num_attention_layers",
+        "also": "partial_rotary_factor",
+    },
 }
-# The keys under which a composite config holds its tower.
-TOWER_KEYS = "vision_config", "thinker_config", "backbone_config", "vlm_config"
+TOWERS = {name: _tower(name, **by_hand) for name, by_hand in by_model_type(_GROUPS).items()}
+# The keys under which a composite config holds its tower
+_TOWER_KEYS = "vision_config", "thinker_config", "backbone_config", "vlm_config"
 _OLD_NAMES = {"mlcd": "mlcd_vision_model"}
 
 
-def tower_type(name: str | None) -> str | None:
+class TowerConfig(Values):
+    """A tower's config, the facts of its model_type, and its rope settings.
+
+    It has the keys that the class takes, under the names that the class has for them, and its values for missing ones.
+    """
+
+    def __init__(self, values: Mapping[str, Any]):
+        """`values` as `parse_tower_config` returns them; raises for a key of positions that the class does not take."""
+        self.facts = facts = TOWERS[values["model_type"]]
+        self.given = given = Values(values)
+        reads = f"model_type {values['model_type']!r}"
+        check_agreement(given.look_up(*RAW))
+        self.settings = given.get_mapping(given.spelling(*RAW))
+        self.settings.reject_unknown({*facts.rope, "type"}, reads)
+        given.reject_unknown(facts.keys, reads, speaks_of_positions)
+        taken = {key: value for key, value in values.items() if key in facts.keys}
+        for key, other in facts.names.items():
+            if other in values:
+                taken[key] = agreed_value(given.look_up(key, other), None)
+        super().__init__({**facts.defaults, **taken})
+
+    def count(self, name: str, least: int = 1, default: Any = None) -> int:
+        """The value of a key that counts something; `default` if the class has no such key."""
+        return parse_count(name, self.values.get(name, default), least)
+
+
+def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:
+    """The config of the tower in a config, at most `depth` levels deep; errors call the config `label`.
+
+    `part` has the facts of a config that is a part of a composite.
+    """
+    require(depth, "config must hold its vision_config within four levels")
+    config, name = parse_config(config, label)
+    name = part["type"] if part.get("always") else name or part.get("type", "")
+    composite, tower = PARTS.get(name, {}), _tower_type(name)
+    if not tower and not composite:
+        reject_refused(name, REFUSED)
+    keys = [key for key in _TOWER_KEYS if key in composite]
+    parts = {} if name in TOWERS or composite and not keys else config.look_up(*_TOWER_KEYS)
+    if parts:
+        parsed = {
+            key: parse_tower_config(value, composite.get(key, {}), key, depth - 1) for key, value in parts.items()
+        }
+        return agreed_value(parsed)
+    # An old tower may have the name of the whole model, but a whole model has no patch_size.
+    if tower and (not composite or name in TOWERS or label == "vision_config" or config.look_up("patch_size")):
+        return {**config.values, "model_type": tower}
+    require(name, "{}.model_type is missing: no key says how a vision tower rotates", label)
+    require(not keys, "model_type {!r} is a whole model, and {} is missing", name, *keys[:1])
+    has = ", ".join(composite)
+    require(not composite, "model_type {!r} is a whole model without a vision tower: it has {}", name, has)
+    require(not canonical_type(name), "model_type {!r} is no vision tower: rotary_from_config reads it", name)
+    raise invalid(
+        f"model_type {name!r} is not known as a vision tower, and no key says which coordinate rotates which pair: "
+        "a known type may be written in its place only if the code of both rotates the same pairs by the same "
+        "coordinates"
+    )
+
+
+def _tower_type(name: str) -> str | None:
     """The type of the tower of a model_type; None if it has none, or may have any."""
-    name = _OLD_NAMES.get(name or "", name)
+    name, parts = _OLD_NAMES.get(name, name), PARTS.get(name, {})
     if name in TOWERS:
         return name
-    parts = PARTS.get(name or "", {})
-    return next(filter(None, (tower_type(parts[key]["type"]) for key in TOWER_KEYS if key in parts)), None)
+    towers = (_tower_type(parts[key]["type"]) for key in _TOWER_KEYS if key in parts)
+    return next(filter(None, towers), None)

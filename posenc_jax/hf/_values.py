@@ -37,9 +37,6 @@ def parse_mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping
     return value
 
 
-parse_string_mapping = parse_mapping
-
-
 def equal(a: Any, b: Any) -> bool:
     """Whether two values of a config are equal; they may be of any types."""
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._frequencies.axes import join
@@ -10,11 +12,9 @@ from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
-from posenc_jax.hf._patches import PatchGrid
+from posenc_jax.hf._patches import PatchGrid, parse_count
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._tower_config import TowerConfig, parse_tower_config
-from posenc_jax.hf._tower_quirks import QUIRKS
-from posenc_jax.hf._towers import Tower
+from posenc_jax.hf._towers import TOWERS, Tower, TowerConfig, parse_tower_config
 from posenc_jax.hf._values import agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
 
@@ -65,26 +65,22 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     Reference:
       Hugging Face transformers 5.24.0: vision_utils.py and the towers' own modules.
     """
-    return _plan(TowerConfig(parse_tower_config(config, {})))
-
-
-def _plan(config: TowerConfig) -> VisionPlan:
-    config.reject_unknown_keys()
+    config = TowerConfig(parse_tower_config(config, {}))
     facts, head_dim = config.facts, _head_dim(config)
     layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
     count = config.count(facts.depth)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     quirk = QUIRKS.get(config.values["model_type"])
-    return quirk(config, plan) if quirk else plan
+    return dataclasses.replace(plan, **quirk(config, plan)) if quirk else plan
 
 
 def _head_dim(config: TowerConfig) -> int:
     """The number of features that rotate together."""
-    facts, hidden = config.facts, config.count(config.facts.hidden)
+    facts, name = config.facts, config.facts.hidden
+    hidden = config.count(name)
     if not facts.heads:
         return hidden
-    name, rate = config.spelling(facts.hidden), "memory_attention_downsample_rate"
-    heads = config.count(facts.heads) * (config.count(rate) if rate in facts.defaults else 1)
+    heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate", default=1)
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
     return agreed_value({f"{name} / heads": hidden // heads} | config.look_up("head_dim"))
 
@@ -98,39 +94,138 @@ def _base(config: TowerConfig) -> float:
     for values in (config, settings):
         values.default_unless_null(rope["rope_theta"], "rope_theta")
     bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
-    return checks.positive(next(iter(bases), "rope_theta"), agreed_value(bases, rope["rope_theta"]))
+    return checks.positive("rope_theta", agreed_value(bases, rope["rope_theta"]))
 
 
 def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
     """The frequencies of a head."""
     axes = len(facts.axes)
     require(axes == 3 or head_dim % 4 == 0, "head_dim must be a multiple of 4, got {}", head_dim)
-    of_axis = geometric(2 * (head_dim // (2 * axes)), base)
-    result = join(*[of_axis] * axes, axes=facts.axes)
-    if facts.pairs == "halved":
-        of_head = geometric(head_dim, base)
-        result = join(of_head[::2], of_head[1::2], axes=facts.axes)
-    elif facts.pairs == "alternating":
+    of_axis, of_head = geometric(2 * (head_dim // (2 * axes)), base), geometric(head_dim, base)
+    parts = [of_head[::2], of_head[1::2]] if facts.pairs == "halved" else [of_axis] * axes
+    result = join(*parts, axes=facts.axes)
+    if facts.pairs == "alternating":
         count = of_axis.num_pairs
         result = result[[i + axis * count for i in range(count) for axis in range(axes)]]
-    return linear_scaling(result, 1 / (2 * math.pi)) if facts.centres else result
+    return linear_scaling(result, 1 / (2 * math.pi)) if facts.grid.centres else result
 
 
 def _grid(config: TowerConfig) -> PatchGrid:
     """How patches are counted."""
-    facts, registers = config.facts, "num_register_tokens"
-    merge = config.count("spatial_merge_size") if facts.squares else 1
+    facts, grid = config.facts, config.facts.grid
+    merge = config.count("spatial_merge_size") if facts.squares else grid.merge
     window = config.count(facts.windows) if facts.windows else 0
     if facts.windows == "window_size":  # in pixels
         patch, side = config.count("patch_size"), window
-        window = side // merge // patch
+        window = side // (merge * patch)
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
-    return PatchGrid(
-        merge=merge,
-        window=window,
-        leading=facts.leading + (config.count(registers, 0) if registers in facts.defaults else 0),
-        offset=facts.offset,
-        centres=facts.centres,
-        timed=len(facts.axes) == 3,
-        frames=facts.frames,
+    leading = grid.leading + config.count("num_register_tokens", 0, default=0)
+    shapes = [_height_and_width(config.values, name) for name in facts.shapes]
+    return dataclasses.replace(grid, merge=merge, window=window, leading=leading, shapes=shapes)
+
+
+def _height_and_width(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """(height, width), which a config has as width and height, or as one number if they are equal."""
+    value = values[name]
+    sides = [value] * 2 if isinstance(value, int) else checks.sequence(name, value, "a width and a height")
+    require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
+    return tuple(parse_count(name, side, 1) for side in sides[::-1])
+
+
+# What one tower alone does: fields of the plan that `TOWERS` does not say. The docstring of each function says what is
+# special: the site's table of towers shows it.
+
+Fields = Mapping[str, Any]
+
+
+def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """Layers of convolutions, which layer_types lists, have no positions."""
+    layer, count, types = plan.layers[0], len(plan.layers), config.get_list("layer_types")
+    if types is None:
+        types = ("conv", *("conv", "full_attention") * count)[:count]
+    fits = len(types) == count and all(each in ("conv", "full_attention") for each in types)
+    require(fits, "layer_types must hold {} times 'conv' or 'full_attention', got {!r:.60}", count, types)
+    without = dataclasses.replace(layer, frequencies=geometric(0))
+    return {"layers": [without if each == "conv" else layer for each in types]}
+
+
+def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """The last num_blocks layers hold num_queries learned queries in front, which do not rotate."""
+    grid, count, blocks = plan.grids[0], len(plan.grids), config.count("num_blocks", 0)
+    require(blocks <= count, "num_blocks must be at most {} layers, got {}", count, blocks)
+    last = dataclasses.replace(grid, leading=grid.leading + config.count("num_queries"))
+    return {"grids": plan.grids[blocks:] + (last,) * blocks}
+
+
+def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
+    (layer, *_), (grid, *_), count = plan.layers, plan.grids, len(plan.layers)
+    window, shape, name = config.count("window_size"), _grid_of(config.values), "global_attn_indexes"
+    layers, grids = [layer] * count, [dataclasses.replace(grid, inside=window)] * count
+    scaled = linear_scaling(layer.frequencies, shape[1] / window)
+    for i, index in enumerate(checks.sequence(name, config.values[name], "integers")):
+        if checks.integer(f"{name}[{i}]", index, 0) < count:
+            layers[index] = dataclasses.replace(layer, frequencies=scaled)
+            grids[index] = dataclasses.replace(grid, shapes=(shape,))
+    return {"layers": layers, "grids": grids}
+
+
+def llama4_vision_model(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """The tower takes image_size alone."""
+    grid = dataclasses.replace(plan.grids[0], shapes=[_grid_of(config.values)])
+    return {"grids": [grid] * len(plan.grids)}
+
+
+def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
+    tower = config.given.get_mapping("vision_config").get_mapping("backbone_config").values
+    tower = {**TOWERS["sam3_vit_model"].defaults, **tower, "image_size": config.count("image_size")}
+    shapes = {"image_size / patch_size": _grid_of(tower)}
+    for name in config.given.look_up("memory_attention_rope_feat_sizes"):
+        shapes[name] = _height_and_width(config.values, name)
+    grid = dataclasses.replace(plan.grids[0], shapes=[agreed_value(shapes)])
+    return {"grids": [grid] * len(plan.grids)}
+
+
+def gemma4_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """Each half of a head rotates by itself."""
+    return {"slices": 2}
+
+
+def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """In published files position_embedding_type is "rope" and rope_mode is "3d"; no class reads them."""
+    for name, usual in {"position_embedding_type": "rope", "rope_mode": "3d"}.items():
+        checks.one_of(name, config.get(name, default=usual), (usual,))
+    return {}
+
+
+def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
+    """All heads rotate as one; partial_rotary_factor must be half of their number."""
+    heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
+    share = agreed_value(config.look_up(name) | config.settings.look_up(name), config.facts.rope[name])
+    fits = 2 * checks.number(name, share) == heads
+    require(fits, "{} must be half of num_attention_heads = {}, got {!r}", name, heads, share)
+    return {}
+
+
+QUIRKS = {
+    quirk.__name__: quirk
+    for quirk in (
+        efficientloftr,
+        eomt_dinov3,
+        gemma4_vision,
+        lfm3_vl_vision,
+        llama4_vision_model,
+        minimax_m3_vl_vision,
+        sam3_tracker_video,
+        sam3_vit_model,
     )
+}
+
+
+def _grid_of(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The height and the width of image_size in patches."""
+    image, patch = _height_and_width(values, "image_size"), _height_and_width(values, "patch_size")
+    shape = tuple(length // side for length, side in zip(image, patch, strict=True))
+    require(all(shape), "image_size must hold a patch, got {}", image)
+    return shape

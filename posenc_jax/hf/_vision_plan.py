@@ -7,19 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from posenc_jax._frequencies.frequencies import Frequencies
-from posenc_jax._frequencies.parser import refuse_one_position, shape_of_rows
 from posenc_jax._jax import checks
-from posenc_jax._jax.errors import public, require, require_type, wrong_type
-from posenc_jax._rotary.parser import parse_head_axis
+from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax.hf import _apply
 from posenc_jax.hf._apply import Role
-from posenc_jax.hf._patches import PatchGrid, patch_positions
-from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
-from posenc_jax.hf._tower_tables import TABLES, resampling_of, rows_of
-from posenc_jax.hf._towers import TowerTable
+from posenc_jax.hf._patches import RESAMPLING, TABLES, PatchGrid, TowerTable, patch_positions, table_rows
+from posenc_jax.hf._plan import RotaryPlan
 
 
 @jax.tree_util.register_static
@@ -64,12 +58,12 @@ class VisionPlan(RotaryPlan):
         super().__post_init__()
         grids = checks.sequence("grids", self.grids, "PatchGrid")
         fits = len(grids) == len(self.layers) and all(isinstance(grid, PatchGrid) for grid in grids)
-        require_type(fits, "grids", f"a sequence of {len(self.layers)} PatchGrid, one for each layer", self.grids)
-        object.__setattr__(self, "grids", grids)
+        require_type(fits, "grids", "a sequence of PatchGrid, one for each layer", self.grids)
         slices = checks.positive_int("slices", self.slices)
-        fits = slices == 1 or all(_slices_of(layer, slices) for layer in self.layers)
-        require(fits, "slices must be 1, or the number of equal spectra that fill each head, got {}", slices)
+        whole = all(layer.rotary_dim == layer.head_dim and layer.head_dim % (2 * slices) == 0 for layer in self.layers)
+        require(whole or slices == 1, "slices must be 1 or divide the pairs of whole heads, got {}", slices)
         checks.one_of("table", self.table, TABLES)
+        vars(self).update(grids=grids, slices=slices)  # frozen
 
     @property
     @public
@@ -78,7 +72,11 @@ class VisionPlan(RotaryPlan):
 
         Raises a `ValueError` if the plan does not know it, or if the tower does something else: see `table_rows`.
         """
-        return resampling_of(self.table)
+        if self.table == "none":
+            return None
+        message = "table must be one of {} for resize_table alone, got {!r}: see table_rows"
+        require(self.table in RESAMPLING, message, (*RESAMPLING,), self.table)
+        return {**RESAMPLING[self.table]}
 
     @public
     def table_rows(self, table: jax.typing.ArrayLike, shape: Sequence[int]) -> jax.Array:
@@ -112,7 +110,7 @@ class VisionPlan(RotaryPlan):
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
         """
-        return rows_of(self.table, dataclasses.replace(self.grids[0], inside=0), table, shape)
+        return table_rows(self.table, self.grids[0], table, shape)
 
     @public
     def positions(self, shape: Sequence[int], layer: int | None = None, *, merge_size: int | None = None) -> jax.Array:
@@ -151,12 +149,19 @@ class VisionPlan(RotaryPlan):
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
         """
-        same = len({*self.grids}) == 1
-        require(layer is not None or same, "layer must be given, because the layers of this tower differ, got None")
+        known = layer is not None or len({*self.grids}) == 1
+        require(known, "layer must be given, because the layers of this tower differ, got None")
         index = _apply.parse_layer(0 if layer is None else layer, self.layers)
-        if not isinstance(index, int):
-            raise wrong_type("layer must be a Python integer, because the number of tokens may depend on it")
-        return patch_positions(_with_merge_size(self.grids[index], merge_size), shape)
+        expected = "a Python integer, because the number of tokens may depend on it"
+        require_type(isinstance(index, int), "layer", expected, layer)
+        grid = self.grids[index]
+        if grid.merge:
+            message = "merge_size must not be given, because it is {} in this tower, got {!r}"
+            require(merge_size is None, message, grid.merge, merge_size)
+        else:
+            require(merge_size is not None, "merge_size must be given, because it comes with each image, got None")
+            grid = dataclasses.replace(grid, merge=checks.positive_int("merge_size", merge_size))
+        return patch_positions(grid, shape)
 
     @public
     def rotate(
@@ -200,24 +205,16 @@ class VisionPlan(RotaryPlan):
         Reference:
           Hugging Face transformers 5.23.0: the attention of the towers' own modules.
         """
-        options: Any = {"role": role, "scaled": scaled, "parameters": parameters}
-        if self.slices == 1:
-            return super().rotate(x, layer, positions, head_axis=head_axis, **options)
-        slices, head_dim = self.slices, self.layers[0].head_dim
-        x = _apply.parse_width(x, {head_dim})
+        options: Any = {"head_axis": head_axis, "role": role, "scaled": scaled, "parameters": parameters}
+        if self.slices == 1 or self.layout == "interleaved":
+            return super().rotate(x, layer, positions, **options)
+        x = _apply.parse_width(x, {self.layers[0].head_dim})
         checks.unsharded("x", x)
-        require(positions is not None, "positions must be given, because they have several coordinates, got None")
-        positions = checks.on_device(checks.array("positions", positions))
-        fits = positions.shape[-1:] == (slices,)
-        require(fits, "positions must have a last axis of size {}, got shape {}", slices, positions.shape)
-        head_axis = parse_head_axis("x", x, head_axis)
-        refuse_one_position("positions", positions.shape[:-1], "x", shape_of_rows(x, head_axis), axes=slices)
-        parts = [_slices_of(layer, slices) for layer in self.layers]
-        layers = [RotaryLayer(dataclasses.replace(first, axes=None), head_dim // slices) for first, *_ in parts]
-        plan, order = RotaryPlan(tuple(layers), self.layout), np.array([f.axes[0] for f in parts[0] if f.axes])
-        sliced = x.reshape(*x.shape[:-1], slices, head_dim // slices)  # slices as a sequence at their coordinates
-        y = plan.rotate(sliced, layer, positions[..., order], head_axis=head_axis, **options)
-        return y.reshape(x.shape)
+        # A pair has its members in the halves of a slice, and for `rotary` in those of a head.
+        *rows, width = x.shape
+        halves = x.reshape(*rows, self.slices, 2, width // (2 * self.slices)).swapaxes(-3, -2)
+        y = super().rotate(halves.reshape(x.shape), layer, positions, **options)
+        return y.reshape(halves.shape).swapaxes(-3, -2).reshape(x.shape)
 
     @public
     def shift_keys(
@@ -226,23 +223,3 @@ class VisionPlan(RotaryPlan):
         """`RotaryPlan.shift_keys`, which raises where each slice of a head has a coordinate of its own."""
         require(self.slices == 1, "slices must be 1 to move keys, got {}: rotate them at other positions", self.slices)
         return super().shift_keys(keys, layer, offset, **options)
-
-
-def _slices_of(layer: RotaryLayer, slices: int) -> list[Frequencies]:
-    """The frequencies of each slice of a head; none unless they are equal, fill the head, and have one coordinate."""
-    f = layer.frequencies
-    if f.dim != layer.head_dim or f.num_pairs % slices or f.num_axes != slices:
-        return []
-    size = f.num_pairs // slices
-    parts = [f[i * size : (i + 1) * size] for i in range(slices)]
-    return parts if all(len({*(part.axes or ())}) == 1 and part.cycles == parts[0].cycles for part in parts) else []
-
-
-def _with_merge_size(grid: PatchGrid, merge_size: Any) -> PatchGrid:
-    """The grid with the side of its squares, if that comes with each image."""
-    if grid.merge:
-        message = "merge_size must not be given, because it is {} in this tower, got {!r}"
-        require(merge_size is None, message, grid.merge, merge_size)
-        return grid
-    require(merge_size is not None, "merge_size must be given, because it comes with each image, got None")
-    return dataclasses.replace(grid, merge=checks.positive_int("merge_size", merge_size))

@@ -10,7 +10,7 @@ import pytest
 from helpers.closeness import assert_within
 from helpers.towers import memory_of, positions_of
 from oracles import recorded, rotations
-from posenc_jax.hf import _tower_quirks, _tower_tables, _towers, vision_rotary_from_config
+from posenc_jax.hf import _patches, _towers, _vision, vision_rotary_from_config
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
@@ -69,17 +69,21 @@ def other_facts(model_type, facts):
     yield from (("pairs", pairs) for pairs in ("blocks", "alternating", "halved") if pairs != facts.pairs)
     yield "layout", "half" if facts.layout == "interleaved" else "interleaved"
     yield "heads", None if facts.heads else "num_attention_heads"
-    yield "centres", not facts.centres
-    yield "offset", facts.offset + 1
-    yield "leading", facts.leading + 1
+    grid = facts.grid
+    if not grid.offset and not grid.timed:
+        yield "grid", dataclasses.replace(grid, centres=not grid.centres)
+    if not grid.centres:
+        yield "grid", dataclasses.replace(grid, offset=grid.offset + 1)
+    yield "grid", dataclasses.replace(grid, leading=grid.leading + 1)
+    yield "grid", dataclasses.replace(grid, trailing=grid.trailing + 1)
+    if not grid.merge:
+        yield "grid", dataclasses.replace(grid, merge=1)
     if model_type != "video_llama_3_vision":
         yield "squares", not facts.squares
     if model_type != "sam3_vit_model":
         yield "windows", None if facts.windows else "window_size"
-    if facts.frames and "glm4v" not in model_type:  # whose frames come as images
-        yield "frames", False
-    if "num_register_tokens" in facts.defaults:
-        yield "defaults", {key: x for key, x in facts.defaults.items() if key != "num_register_tokens"}
+    if grid.frames and "glm4v" not in model_type:  # whose frames come as images
+        yield "grid", dataclasses.replace(grid, frames=False)
 
 
 def assert_wrong(case, **keys):
@@ -100,12 +104,12 @@ def test_each_fact_matters(model_type, monkeypatch):
         assert_wrong(CASES[model_type], **windows)
 
 
-ONLY_CHECKS = "edgetam_video efficientloftr minimax_m3_vl_vision sam2_video sam3_tracker_video".split()
+ONLY_CHECKS = "efficientloftr llama4_vision_model minimax_m3_vl_vision sam3_tracker_video".split()
 
 
-@pytest.mark.parametrize("model_type", sorted(_tower_quirks.QUIRKS.keys() - ONLY_CHECKS))
+@pytest.mark.parametrize("model_type", sorted(_vision.QUIRKS.keys() - ONLY_CHECKS))
 def test_each_quirk_matters(model_type, monkeypatch):
-    monkeypatch.delitem(_tower_quirks.QUIRKS, model_type)
+    monkeypatch.delitem(_vision.QUIRKS, model_type)
     assert_wrong(CASES[model_type])
 
 
@@ -125,7 +129,7 @@ def test_each_table_reaches_the_patches_as_in_its_model(model_type):
     plan, want = vision_rotary_from_config(case["config"]), np.array(case["rows"])[:, None]
     assert_within(rows_of(plan, case), want, 2e-6, against=f"{model_type} in transformers")
     if plan.table not in ("by_coordinate", "fixed"):
-        for other in {*_tower_tables.TABLES} - {"unknown", "none", "by_coordinate", "fixed", plan.table}:
+        for other in {*_patches.TABLES} - {"unknown", "none", "by_coordinate", "fixed", plan.table}:
             assert np.abs(rows_of(dataclasses.replace(plan, table=other), case) - want).max() > 0.01, other
 
 
@@ -139,4 +143,4 @@ def test_the_page_lists_the_tables_as_they_are():
     lines = re.findall(r'^\| `"(\w+)"` \| .* \| (.*) \|$', page, re.MULTILINE)
     listed = {name: table for table, types in lines for name in re.findall(r"`(\w+)`", types)}
     assert listed == {name: tower.table for name, tower in _towers.TOWERS.items() if tower.table != "none"}
-    assert {table for table, _ in lines} == {*_tower_tables.TABLES}
+    assert {table for table, _ in lines} == {*_patches.TABLES}

@@ -29,6 +29,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from posenc_jax.hf import _models
+from posenc_jax.hf._multimodal_models import MULTIMODAL
 from posenc_jax.hf._towers import TOWERS
 
 PATH = Path(forward.hf.__file__).parent / "facts.json"
@@ -403,6 +404,13 @@ def _language_model(config):
         return None
 
 
+def placeholders_of(config_class):
+    """The ids of the tokens that a whole model has in place of images, videos and audio, and around videos."""
+    names = "image", "video", "audio", "video_start", "video_end"
+    ids = {name: getattr(made(config_class), f"{name}_token_id", None) for name in names}
+    return {name: token for name, token in ids.items() if token is not None}
+
+
 def facts():
     """All facts, by the sections of the file."""
     classes = {name: CONFIG_MAPPING[name] for name in sorted(CONFIG_MAPPING)}
@@ -418,6 +426,7 @@ def facts():
         "types": {name: x for name, x in found.items() if name not in TOWERS},
         "towers": {name: x for name, x in found.items() if name in TOWERS},
         "parts": parts,
+        "placeholders": {name: placeholders_of(x) for name, x in classes.items() if name in MULTIMODAL},
         "without_rope": {name: {} for name in sorted(classes.keys() - {*found, *parts})},
     }
 
