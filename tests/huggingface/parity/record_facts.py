@@ -166,20 +166,20 @@ def _rope(config):
     return rope if any(isinstance(value, dict) for value in rope.values()) else {"": rope}
 
 
-def _setting(config, name):
-    """One rope setting by layer type."""
-    return {kind: (own or {}).get(name) for kind, own in _rope(config).items()}
+def _bases(config):
+    """The bases of rope settings, by layer type."""
+    return {kind: (own or {}).get("rope_theta") for kind, own in _rope(config).items()}
 
 
 def _settled(config_class, config):
     """The base of settings without one, and the keys of old configs that become a base, by layer type."""
     kinds, linear = [*_rope(config)], {"rope_type": "linear", "factor": 2.0}
     scaled = linear if kinds == [""] else {kind: dict(linear) for kind in kinds}
-    result, bases, legacy = {}, _setting(made(config_class, rope_parameters=scaled), "rope_theta"), {}
-    if bases != _setting(config, "rope_theta"):
+    result, bases, legacy = {}, _bases(made(config_class, rope_parameters=scaled)), {}
+    if bases != _bases(config):
         result["theta"] = bases[kinds[0]]
     for key in BASES:
-        settings = _setting(made(config_class, **{key: 12_345.0}), "rope_theta")
+        settings = _bases(made(config_class, **{key: 12_345.0}))
         if where := sorted(kind for kind, base in settings.items() if base == 12_345.0):
             legacy[key] = where[0] if len(where) == 1 else where
     return result | ({"legacy": legacy} if legacy != {"rope_theta": ""} else {})
