@@ -397,7 +397,7 @@ def parity(session: nox.Session) -> None:
     if session.posargs[:1] in (["--newest"], ["--facts"]):
         # The next run pins its release again.
         Path(session.virtualenv.location, "installed.txt").unlink(missing_ok=True)
-        session.install("-e", ".", *group("record"))
+        session.install("-e", ".", *group("parity"))
         session.install("-U", "transformers")
         if session.posargs[0] == "--facts":
             session.run("python", f"{folder}/record_facts.py", env=offline)
@@ -405,7 +405,7 @@ def parity(session: nox.Session) -> None:
         session.run("python", f"{folder}/record_facts.py", "--diff", env=offline)
         session.run("pytest", folder, *session.posargs[1:], env=offline)
         return
-    install(session, "-e", ".", *group("record"))
+    install(session, "-e", ".", *group("parity"))
     if session.posargs[:1] != ["--record"]:
         pytest(session, folder, **offline)
         return

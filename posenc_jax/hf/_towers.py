@@ -59,10 +59,10 @@ class Tower:
 def _tower(name: str, *, also: str = "", **by_hand: Any) -> Tower:
     """The facts of a class, and those by hand; published files have the keys `also` too."""
     release = FACTS["towers"][name]
-    defaults, mapped = dict(release["defaults"]), release.get("names", {}).items()
+    defaults = dict(release["defaults"])
     rope = release.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"})
     rope = rope or {"rope_theta": defaults.pop("rope_theta")}
-    names = dict((key, other) if key in defaults else (other, key) for key, other in mapped) | by_hand.get("names", {})
+    names = release.get("names", {}) | by_hand.get("names", {})
     keys = *defaults, *names, *names.values(), *release.get("keys", ()), *also.split()
     if "rope_type" in rope:
         keys += RAW

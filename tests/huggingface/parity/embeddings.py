@@ -10,7 +10,7 @@ import re
 
 import torch
 import transformers
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 # Classes for waves that return sines first.
@@ -19,9 +19,7 @@ SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
 
 def config_of(written):
     """The config that transformers makes of a config.json."""
-    return CONFIG_MAPPING[written["model_type"]](
-        **{k: x for k, x in copy.deepcopy(written).items() if k != "model_type"}
-    )
+    return AutoConfig.for_model(**copy.deepcopy(written))
 
 
 def borrowed_class(config):
@@ -39,14 +37,24 @@ def modeling_of(config):
     return importlib.import_module(name)
 
 
-def new_embedding(config):
-    """The rotary embedding of a configuration: a module may hold several models, and its name is most like this one's."""
-    classes = [value for name, value in vars(modeling_of(config)).items() if name.endswith("RotaryEmbedding")]
-    return min(classes, key=lambda found: (-len(_alike(found, config)), len(found.__name__)))(config)
+def model_class(config, name=None):
+    """The class with this name in the module of a configuration, or else its first model, encoder or decoder."""
+    if name:
+        return getattr(modeling_of(config), name)
+    return next(
+        value
+        for name, value in vars(modeling_of(config)).items()
+        if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config)
+        if name.endswith(("Model", "Encoder", "Decoder")) and not name.endswith("PreTrainedModel")
+    )
 
 
-def _alike(found, config):
-    return os.path.commonprefix([found.__name__, type(config).__name__])
+def new_embedding(config, code=None):
+    """The rotary embedding of a configuration in its module or some code, of a name most like that of its class."""
+    names = {x.__name__: x for x in code} if code else vars(modeling_of(config))
+    alike = lambda name: len(os.path.commonprefix([name, type(config).__name__]))  # noqa: E731
+    named = [name for name in names if name.endswith("RotaryEmbedding")]
+    return names[max(named, key=lambda name: (alike(name), -len(name)))](config)
 
 
 # The names that DeepSeek-V4 has for the spectra of its layer types.

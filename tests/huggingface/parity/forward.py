@@ -7,15 +7,14 @@ cosines are 1 and all sines 0, records queries and keys before their rotation; a
 import contextlib
 import copy
 import functools
-import inspect
 from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
 import small
 import torch
-from embeddings import at_rest, borrowed_class, modeling_of
-from transformers import AttentionInterface, PreTrainedModel
+from embeddings import at_rest, borrowed_class, model_class, modeling_of
+from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -41,7 +40,8 @@ def make_model(model_type, attention):
     torch.manual_seed(0)
     if attends(config) or model_type not in small.ATTENDS:
         attention = small.ATTENTIONS.get(model_type, attention)
-    model = _model_class(config)._from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+    cls = borrowed_class(config) or model_class(config, small.CLASSES.get(model_type))
+    model = cls._from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "experts" in name or not weight.any():  # left as memory has them, or hiding what they multiply
@@ -65,20 +65,6 @@ def learned(model, own):
     return result
 
 
-def _model_class(config):
-    if borrowed := borrowed_class(config):
-        return borrowed
-    modeling = modeling_of(config)
-    if config.model_type in small.CLASSES:
-        return getattr(modeling, small.CLASSES[config.model_type])
-    return next(
-        value
-        for name, value in vars(modeling).items()
-        if inspect.isclass(value) and issubclass(value, PreTrainedModel) and value.config_class is type(config)
-        if name.endswith(("Model", "Encoder", "Decoder")) and not name.endswith("PreTrainedModel")
-    )
-
-
 def attends(config):
     """What attends in a model without a choice of attention functions; None if it has one."""
     path = small.ATTENDS.get(config.model_type)
@@ -89,9 +75,9 @@ def attends(config):
     return path if found else None
 
 
-def _call(model, tokens, positions):
-    """The output for one row of tokens at positions of shape (seq,) or (seq, coordinates)."""
-    model_type, ids, positions = model.config.model_type, torch.tensor(tokens)[None], torch.tensor(positions)
+def _call(model, positions):
+    """The output for a row of equal tokens at positions of shape (seq,) or (seq, coordinates)."""
+    model_type, ids, positions = model.config.model_type, torch.full((1, len(positions)), 5), torch.tensor(positions)
     inputs = {
         "attention_mask": torch.ones_like(ids),  # without it, transformers cuts the row where positions jump
         "position_ids": positions[None] if positions.ndim == 1 else positions.T[:, None],
@@ -103,7 +89,7 @@ def _call(model, tokens, positions):
         inputs["input_ids"] = ids[..., None].expand(-1, -1, small.CODEBOOKS[model_type])
     else:
         inputs["input_ids"] = ids
-    inputs |= small.INPUTS.get(model_type, lambda length: {})(len(tokens))
+    inputs |= small.INPUTS.get(model_type, lambda length: {})(len(positions))
     inputs = small.INDEXED.get(model_type, inputs)
     with torch.no_grad():
         return model(**{name: value for name, value in inputs.items() if value is not None})
@@ -113,11 +99,12 @@ def _call(model, tokens, positions):
 
 
 class Call(NamedTuple):
-    """What one layer attends with: queries and keys, (batch, heads, seq, features), and the factor of their scores."""
+    """What one layer attends with: queries and keys, (batch, heads, seq, features), the factor of their scores, a mask."""
 
     query: np.ndarray
     key: np.ndarray
     scaling: float | None = None
+    mask: torch.Tensor | None = None
 
 
 class Calls(NamedTuple):
@@ -134,7 +121,8 @@ def _record(module, query, key, value, *args, scaling=None, **kwargs):
     """Attention that returns zeros, (batch, heads, seq, features)."""
     if not ("Cross" in type(module).__name__ or getattr(module, "is_cross_attention", False)):
         own = key[..., : query.shape[-2], :]  # keys of an encoder may follow
-        _calls.attention.setdefault(_index(module), Call(query.numpy(), own.numpy(), scaling))
+        mask = next(iter(args), kwargs.get("attention_mask"))
+        _calls.attention.setdefault(_index(module), Call(query.numpy(), own.numpy(), scaling, mask))
     return query.new_zeros(*query.shape[:3], value.shape[-1]), None
 
 
@@ -180,13 +168,12 @@ def _rotate_in_place(rotate, rest, q, k, *args, **kwargs):
     return [x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for x in rotate(q, k, *args, **kwargs)]
 
 
-@contextlib.contextmanager
-def _recording(model, rest):
-    """Records in `_calls`, at rest or not."""
+def recorded(model, positions, rest=False):
+    """The calls of a pass over a row of equal tokens, at rest or at positions."""
     modeling, model_type = modeling_of(model.config), model.config.model_type
     attending, still = attends(model.config), small.STILL.get(model_type)
-    _calls.attention.clear()
-    _calls.indexer.clear()
+    for calls in _calls:
+        calls.clear()
     with contextlib.ExitStack() as stack:
 
         def patch(path, function, owner=modeling):
@@ -206,7 +193,8 @@ def _recording(model, rest):
             calls = _calls.indexer if name.endswith("Indexer") else _calls.attention
             if name.endswith("Indexer") or name in small.MULTIPLYING:
                 patch("forward", functools.partial(_record_products, calls, module, module.forward), module)
-        yield
+        _call(model, positions)
+    return Calls(*map(dict, _calls))
 
 
 # Comparisons
@@ -234,18 +222,13 @@ class Passes(NamedTuple):
 
 @functools.cache
 def passes(model_type):
-    model, results = make_model(model_type, "record"), []
-    positions = spread(model_type, POSITIONS)
+    model, own, positions = make_model(model_type, "record"), plan(model_type), spread(model_type, POSITIONS)
     start = positions if model_type in small.RESTARTING else 0 * positions
-    for rest in (True, False):
-        with _recording(model, rest):
-            _call(model, np.full(len(positions), 5), start if rest else positions)
-        results.append(Calls(dict(_calls.attention), dict(_calls.indexer)))
+    rest, moved = recorded(model, start, rest=True), recorded(model, positions)
     if model_type in small.INDEXED:
-        positions = np.arange(next(iter(results[0].attention.values())).query.shape[2], dtype=np.int32)
-    own = plan(model_type)
+        positions = np.arange(next(iter(rest.attention.values())).query.shape[2], dtype=np.int32)
     arrays = learned(model, own) | (learned(model, own.indexer) if own.indexer else {})
-    return Passes(positions, *results, arrays)
+    return Passes(positions, rest, moved, arrays)
 
 
 def errors(model_type, change=lambda plan: plan):

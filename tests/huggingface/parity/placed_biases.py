@@ -56,29 +56,32 @@ def causal(length):
     return torch.full((length, length), LOWEST).triu(1)[None, None]
 
 
-def _text(model, attention, fused, names):
+def fused(x, axis):
+    return torch.stack(x, axis).reshape(1, len(x[0]), -1)
+
+
+def _text(model, attention, x, names):
     """A whole model of one layer reads a text."""
-    tokens = torch.ones(1, fused.shape[1], dtype=torch.long)
-    return taken(attention, {names[0]: fused}, names[1], lambda: model.eval()(tokens, use_cache=False))
+    tokens = torch.ones(1, x.shape[1], dtype=torch.long)
+    return taken(attention, {names[0]: x}, names[1], lambda: model.eval()(tokens, use_cache=False))
 
 
 def _bloom(case, x, heads, hidden):
     config = transformers.BloomConfig(hidden_size=hidden, n_head=heads, n_layer=1, vocab_size=4)
-    model, fused = transformers.BloomModel(eager(config)), torch.stack(x, 2).reshape(1, len(x[0]), -1)
-    return _text(model, model.h[0].self_attention, fused, ("query_key_value", "dense"))
+    model = transformers.BloomModel(eager(config))
+    return _text(model, model.h[0].self_attention, fused(x, 2), ("query_key_value", "dense"))
 
 
 def _mpt(case, x, heads, hidden):
     settings, length = {"d_model": hidden, "n_heads": heads, "n_layers": 1, "vocab_size": 4}, len(x[0])
-    fused = torch.stack(x, 1).reshape(1, length, -1)
     if case["alibi_bias_max"] != 8:  # with the bias of transformers' own function, for which no model of it asks
         layer, bias = MptAttention(transformers.MptConfig(**settings), 0).eval(), case["alibi_bias_max"]
         given = torch.zeros(1, length, hidden), build_mpt_alibi_tensor(heads, length, bias)
         run = lambda: layer(*given, attention_mask=causal(length) < 0)  # noqa: E731
-        return taken(layer, {"Wqkv": fused}, "out_proj", run)
+        return taken(layer, {"Wqkv": fused(x, 1)}, "out_proj", run)
     own = {name: case[name] for name in ("softmax_scale", "clip_qkv")}
     model = transformers.MptModel(transformers.MptConfig(**settings, max_seq_len=length, attn_config=own))
-    return _text(model, model.blocks[0].attn, fused, ("Wqkv", "out_proj"))
+    return _text(model, model.blocks[0].attn, fused(x, 1), ("Wqkv", "out_proj"))
 
 
 def _falcon(case, x, heads, hidden):
@@ -87,8 +90,8 @@ def _falcon(case, x, heads, hidden):
     settings |= {"alibi": True, "new_decoder_architecture": False, "multi_query": False}
     config = transformers.FalconConfig(**settings, bos_token_id=1, eos_token_id=1)
     config._attn_implementation = "sdpa"
-    model, fused = transformers.FalconModel(config), torch.stack(x, 2).reshape(1, len(x[0]), -1)
-    return _text(model, model.h[0].self_attention, fused, ("query_key_value", "dense"))
+    model = transformers.FalconModel(config)
+    return _text(model, model.h[0].self_attention, fused(x, 2), ("query_key_value", "dense"))
 
 
 def _t5(case, x, heads, hidden):

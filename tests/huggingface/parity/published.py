@@ -3,7 +3,7 @@
 import json
 import warnings
 
-from embeddings import embedding_of, prefix_of
+from embeddings import embedding_of, inverse_frequencies, prefix_of
 from small import NEWER
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -16,8 +16,8 @@ FORGETFUL = {"dbrx", "fuyu", "vibevoice"}
 
 def language_config(config):
     """The configuration class of the language model, by transformers; None if it has none for this file."""
-    name, newer = config.get("model_type"), set().union(*NEWER.values())
-    if name not in CONFIG_MAPPING or name in FORGETFUL | newer:
+    name = config.get("model_type")
+    if name not in CONFIG_MAPPING or name in FORGETFUL | NEWER:
         return None
     whole = CONFIG_MAPPING[config["model_type"]].from_dict(json.loads(json.dumps(config)))
     return getattr(whole, "thinker_config", whole).get_text_config(decoder=True)
@@ -33,17 +33,12 @@ def spectra(config):
         return f"{type(error).__name__}: {error}"[:100]
     if not embedding:
         return None
-    kinds = getattr(language, "layer_types", None) or ["full_attention"] * language.num_hidden_layers
-    return [_spectrum(embedding, kind) for kind in kinds]
-
-
-def _spectrum(embedding, kind):
-    prefix = prefix_of(embedding, kind)
-    inverse = getattr(embedding, f"{prefix}inv_freq", None)
-    if inverse is None:  # no attention, or no positions
-        return None
-    frequencies = sorted((float(str(x)) for x in inverse.float().numpy()), reverse=True)  # ERNIE has another order
-    return [embedding.amplitudes[prefix.removesuffix("_")], *frequencies]
+    kinds, result = getattr(language, "layer_types", None) or ["full_attention"] * language.num_hidden_layers, {}
+    for kind, found in inverse_frequencies(embedding, kinds).items():
+        amplitude = embedding.amplitudes.get(prefix_of(embedding, kind).removesuffix("_"))
+        # ERNIE has another order; there is nothing without attention or positions.
+        result[kind] = found and [amplitude, *sorted((float(str(x)) for x in found[0]), reverse=True)]
+    return [result[kind] for kind in kinds]
 
 
 def outcome(config):

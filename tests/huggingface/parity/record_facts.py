@@ -13,7 +13,6 @@ import inspect
 import itertools
 import json
 import logging
-import os
 import re
 import sys
 import warnings
@@ -24,7 +23,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 import forward
 import torch
 import transformers
-from embeddings import keys_of, modeling_of
+from embeddings import keys_of, modeling_of, new_embedding
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -38,35 +37,29 @@ ABOUT = {
     "command": "nox -s parity -- --facts",
     "transformers": transformers.__version__,
 }
-SIZES = """
+SCALES = "query_pre_attn_scalar", "attention_multiplier"
+# The values of classes on which a plan depends: sizes, rope settings, layers, windows and scales; and those of towers.
+VALUES = set(
+    """
     num_hidden_layers hidden_size num_attention_heads head_dim kv_channels attention_head_dim qk_nope_head_dim
     qk_rope_head_dim index_head_dim indexer_head_dim rotary_dim max_position_embeddings original_max_position_embeddings
-""".split()
-# The values of classes on which a plan depends.
-SCALES = "query_pre_attn_scalar", "attention_multiplier"
-VALUES = {
-    *SIZES,
-    *"""
-    rope_parameters sliding_window attention_chunk_size partial_rotary_factor rotary_pct rope_theta compress_rope_theta
-    rope_interleave indexer_rope_interleave no_rope_layer_interval layer_rope_theta position_embedding_type use_mem_rope
-    use_sliding_window max_window_layers local_attention attention_window_size use_bidirectional_attention
-    attn_scale floor_scale attn_temperature_tuning attn_layer_indices block_types full_attn_idxs cross_attention_layers
-    """.split(),
-    *SCALES,
-    # of towers
-    *"""
+    rope_parameters partial_rotary_factor rotary_pct rope_theta compress_rope_theta rope_interleave
+    indexer_rope_interleave no_rope_layer_interval layer_rope_theta position_embedding_type use_mem_rope
+    attn_layer_indices block_types full_attn_idxs cross_attention_layers
+    sliding_window attention_chunk_size use_sliding_window max_window_layers local_attention attention_window_size
+    use_bidirectional_attention query_pre_attn_scalar attention_multiplier attn_scale floor_scale attn_temperature_tuning
+
     patch_size image_size window_size spatial_merge_size num_register_tokens num_attention_layers pos_emb_height
     pos_emb_width num_position_embeddings fullatt_block_indexes global_attn_indexes embed_dim num_blocks num_queries
     memory_attention_hidden_size memory_attention_num_layers memory_attention_num_attention_heads
-    memory_attention_rope_theta
-    memory_attention_downsample_rate memory_attention_rope_feat_sizes memory_attention_rope_k_sizes
-    """.split(),
-}
+    memory_attention_rope_theta memory_attention_downsample_rate memory_attention_rope_feat_sizes
+    memory_attention_rope_k_sizes
+""".split()
+)
 BASES = """
     rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta swa_rope_theta compress_rope_theta
 """.split()
-SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction", "rotary_dim"
-READ = {*VALUES, *BASES, *SHARES, "layer_types", "layers_block_type", "no_rope_layers"}
+READ = *VALUES, *BASES, *"rotary_emb_fraction layer_types layers_block_type no_rope_layers".split()
 # Keys that every class takes, and parts of the names of keys that concern positions.
 TAKEN = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings"}
 CONCERNS = re.compile(
@@ -77,6 +70,12 @@ ROTARY = re.compile(r"rotate_half|rotate_every_two|apply_(multimodal_)?rot|Rotar
 _IF_ROTATED = re.compile(r"\bif [^\n]*:\n(?:[^\n]*\n)?[^\n]*= apply_rot")
 _ALL_WITHOUT_WINDOW = "if self.sliding_window is None or"
 LAYERS = 13, 14  # of which a pattern is read
+# Values that rope settings hold, or that are for the default number of layers.
+OF_SETTINGS = set(
+    "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta full_attn_idxs "
+    "attn_layer_indices".split()
+)
+USUAL = _models.Model._field_defaults | {"settings": {"rope_theta": 10_000.0, "rope_type": "default"}, "reads": []}
 
 
 def made(config_class, **settings):
@@ -124,8 +123,9 @@ def code_of(config_class):
         modeling = modeling_of(made(config_class))
     except (ImportError, AttributeError):  # it needs another package, or there is none
         return ()
-    own = [x for x in vars(modeling).values() if inspect.isclass(x) and x.__module__ == modeling.__name__]
-    own = [x for x in own if _is_code(x)]
+    own = [
+        x for x in vars(modeling).values() if _is_code(x) and inspect.isclass(x) and x.__module__ == modeling.__name__
+    ]
     todo, seen = [x for x in own if _is_for(x, config_class)] or own, {}
     while todo:
         thing = todo.pop()
@@ -152,8 +152,8 @@ def rotates(config_class):
 
 
 def _values(config):
-    found = {name: getattr(config, name, None) for name in sorted(VALUES)}
-    return json.loads(json.dumps({name: value for name, value in found.items() if value is not None}, default=str))
+    found = {name: value for name in sorted(VALUES) if (value := getattr(config, name, None)) is not None}
+    return json.loads(json.dumps(found, default=str))
 
 
 def _attention(config_class, values):
@@ -173,46 +173,31 @@ def _rope(config):
     return rope if any(isinstance(value, dict) for value in rope.values()) else {"": rope}
 
 
-def _setting(config, name):
-    """One rope setting by layer type."""
-    return {kind: (own or {}).get(name) for kind, own in _rope(config).items()}
+def _bases(config):
+    """The bases of rope settings, by layer type."""
+    return {kind: (own or {}).get("rope_theta") for kind, own in _rope(config).items()}
 
 
 def _settled(config_class, config):
-    """The bases of settings without one, and the keys of old configs that become a base, a share, or scale layers."""
+    """The base of settings without one; of the keys of old configs, the layer types whose base they become."""
     kinds, linear = [*_rope(config)], {"rope_type": "linear", "factor": 2.0}
     scaled = linear if kinds == [""] else {kind: dict(linear) for kind in kinds}
-    result, bases = {}, _setting(made(config_class, rope_parameters=scaled), "rope_theta")
-    if bases != _setting(config, "rope_theta"):
-        result["theta"] = bases[kinds[0]] if len({*bases.values()}) == 1 and kinds[0] in bases else bases
-    of_types = [kind for kind, x in _setting(made(config_class, rope_scaling=linear), "factor").items() if kind and x]
-    result["scaled_types"] = sorted(of_types) if len(of_types) < len(kinds) else []
-    for name, keys, value, setting in (
-        ("legacy", BASES, 12_345.0, "rope_theta"),
-        ("shares", SHARES, 0.375, "partial_rotary_factor"),
-    ):
-        found = {}
-        for key in keys:
-            written = 32 if key == "rotary_dim" else value
-            settings = _setting(made(config_class, **{key: written}), setting)
-            where = sorted(kind for kind, x in settings.items() if x == written)
-            found |= {key: where[0] if len(where) == 1 else where} if where else {}
-        if found != {keys[0]: ""}:
-            result[name] = found
-    return result
+    usual, bases, legacy = _bases(config), _bases(made(config_class, rope_parameters=scaled)), {}
+    for key in BASES:
+        settings = _bases(made(config_class, **{key: 12_345.0}))
+        if where := [kind for kind, base in settings.items() if base == 12_345.0]:
+            legacy[key] = where
+    return bases[kinds[0]] if bases != usual else None, legacy if legacy != {"rope_theta": [""]} else {}
 
 
 def _head_dim(config_class, config):
-    """Whether head_dim grows with hidden_size, whether a null means hidden_size / heads, and that of some layers."""
+    """Whether head_dim follows from other keys, or does so if it is null."""
     heads, hidden, width = (getattr(config, key, None) for key in ("num_attention_heads", "hidden_size", "head_dim"))
-    of_layers = (config.to_dict().get("per_layer_config") or {}).values()
-    result = {"global_head_dim": max((own["head_dim"] for own in of_layers if "head_dim" in own), default=None)}
-    if isinstance(heads, int) and isinstance(hidden, int) and width:
-        changed = made(config_class, hidden_size=2 * hidden), made(config_class, num_attention_heads=heads // 2)
-        result["derived"] = any(getattr(other, "head_dim", None) == 2 * width for other in changed)
-        if not result["derived"] and getattr(made(config_class, head_dim=None), "head_dim", None) == hidden // heads:
-            result["null_head_dim"] = "derived"
-    return result
+    if not (isinstance(heads, int) and isinstance(hidden, int) and width):
+        return False, False
+    changed = made(config_class, hidden_size=2 * hidden), made(config_class, num_attention_heads=heads // 2)
+    follows = any(getattr(other, "head_dim", None) == 2 * width for other in changed)
+    return follows, not follows and getattr(made(config_class, head_dim=None), "head_dim", None) == hidden // heads
 
 
 def _types(config):
@@ -220,7 +205,7 @@ def _types(config):
 
 
 def _pattern(config_class, **settings):
-    """The pattern of layer types that a class makes, as posenc_jax.hf describes it; the types if there is none."""
+    """The pattern of layer types that a class makes, as posenc_jax.hf describes it; without one the type or types."""
     made_up = {count: _types(made(config_class, num_hidden_layers=count, **settings)) for count in LAYERS}
     types = made_up[LAYERS[0]] or _types(made(config_class))
     kinds = sorted({*types}, key=lambda kind: (kind != "full_attention", kind))
@@ -233,20 +218,21 @@ def _pattern(config_class, **settings):
                 pattern = _models.Pattern(**facts, full=full, other=other)
                 if all(pattern.types(count) == types for count, types in made_up.items()):
                     return facts | {"full": full, "other": other}
-    return types
+    return kinds
 
 
 def _layers(config_class):
+    """The fields of a pattern but for those of their usual values, the only type, or None."""
     pattern = _pattern(config_class)
     if not isinstance(pattern, dict):
-        return {"layer_types": pattern if pattern != "full_attention" else None}
+        return None if isinstance(pattern, list) else pattern or "full_attention"
     for key in sorted(keys_of(config_class)):
         if re.search("pattern|interval|every|group_size", key) and "key" not in pattern:
             other = _pattern(config_class, **{key: pattern["period"] + 1})
             follows = isinstance(other, dict) and other["period"] == pattern["period"] + 1
             pattern |= {"key": key} if follows else {}
-    usual = {"last": False, "backwards": False, "full": "full_attention", "phase": 1, "other": "sliding_attention"}
-    return {"pattern": {key: value for key, value in pattern.items() if usual.get(key) != value}}
+    usual = _models.Pattern._field_defaults
+    return {key: pattern[key] for key in _models.Pattern._fields if key in pattern and pattern[key] != usual.get(key)}
 
 
 def _keys(config_class):
@@ -258,66 +244,64 @@ def _keys(config_class):
 # Facts of their code
 
 
-def _layout(code):
-    """Which features make a pair, as the functions that rotate say."""
+def layout_of_functions(code):
+    """Which features make a pair, as the functions that rotate show; None if there are none."""
     if any(x.__name__ == "apply_rotary_pos_emb_interleave" for x in code):
         return "interleaved"
     for function in code:
         if function.__name__.startswith("rotate_half"):
             quarter = function(torch.arange(1.0, 9.0)[None, None, None]).flatten().tolist()
             return {2.0: "interleaved", 5.0: "half"}[abs(quarter[0])]
+    return None
+
+
+def _layout(code):
+    """Which features make a pair, as its functions show or its text says."""
+    if layout := layout_of_functions(code):
+        return layout
     text = "".join(_source(x) for x in code if re.search("rot|rope|Attention", x.__name__))
     if re.search(r"view_as_complex|rotate_every_two|stack_freqs|\.\.\., 0?::2\]", text):
         return "interleaved"
     return "half" if "chunk(" in text else None
 
 
-def _embedding(config, code):
-    """The rotary embedding in the code of a config's models; the name of its class is most like the config's."""
-    found, name = [x for x in code if x.__name__.endswith("RotaryEmbedding")], type(config).__name__
-    return max(found, key=lambda x: (len(os.path.commonprefix([x.__name__, name])), -len(x.__name__)))(config)
-
-
 def _spectra(config, code):
     """What the rotary embedding does with settings: of layer types, shares, coordinates."""
-    embeddings, kinds = (
-        {},
-        [kind for kind in _rope(config) if kind] or sorted({*(getattr(config, "layer_types", 0) or ())}),
-    )
-    for share, nested in itertools.product((1.0, 0.25), (False, True)):
-        settings, given = {"rope_type": "default", "rope_theta": 10_000.0}, copy.deepcopy(config)
-        settings["partial_rotary_factor"] = share
-        try:
-            given.rope_parameters = {kind: dict(settings) for kind in kinds} if nested else settings
-            embeddings.setdefault(share, _embedding(given, code))
-        except Exception:  # no such class, or settings of the other kind
-            continue
-    if len(embeddings) < 2:
+    kinds = [kind for kind in _rope(config) if kind] or sorted({*(getattr(config, "layer_types", 0) or ())})
+
+    def embedding(share, nested):
+        settings = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": share}
+        given = copy.deepcopy(config)
+        given.rope_parameters = {kind: dict(settings) for kind in kinds} if nested else settings
+        return new_embedding(given, code)
+
+    for nested in (False, True):
+        with contextlib.suppress(Exception):  # no such class, or settings of the other kind
+            whole, quarter = embedding(1.0, nested), embedding(0.25, nested)
+            break
+    else:
         return {}
-    whole, quarter = embeddings.values()
     buffers = dict(whole.named_buffers())
     widths = {name: len(x) for name, x in buffers.items() if name.endswith("inv_freq")}
     nested = bool(kinds) and "layer_type" in inspect.signature(whole.forward).parameters
     sections = getattr(whole, "mrope_section", ())
     sections = next(iter(sections.values())) if isinstance(sections, dict) else sections
     partial = widths != {name: len(x) for name, x in quarter.named_buffers() if name in widths}
-    result = {"by_layer_type": nested, "partial": partial, "sections": [*(sections or ())]}
+    result = {"nested": nested, "partial": partial}
     if sections:
+        result["sections"] = (config.rope_parameters or {}).get("mrope_section", [*sections])
         with contextlib.suppress(RuntimeError):  # sections of another width, or divided later, in blocks
             waves = whole(torch.zeros(1, 1, 8), torch.tensor([0, 1, 0])[:, None, None], *kinds[: int(nested)])
-            second = waves[1].view(2 * max(widths.values()))  # the pairs that the second coordinate rotates
-            first, second, *_ = second.nonzero().flatten().tolist()
-            result |= {"interleaved_sections": second - first == 3, "alternating_sections": second - first == 2}
+            # The pairs that the second coordinate rotates.
+            first, second, *_ = waves[1].view(2 * max(widths.values())).nonzero().flatten().tolist()
+            result["interleaved_sections"] = second - first == 3
     return result
 
 
 def _still(name, config, code):
-    """The layers of a small model that do not rotate, if some may not: their types, or their indices of 8."""
-    flags = getattr(made(type(config), num_hidden_layers=8), "no_rope_layers", None) or ()
-    if 0 in flags:
-        return {"without_positions": [i for i, flag in enumerate(flags) if not flag]}
+    """The types of layers of a small model that do not rotate, if some may not and no key lists them."""
     conditions = [x[0] for thing in code for x in _IF_ROTATED.finditer(_source(thing))]
-    if hasattr(config, "rope_parameters") and not conditions:
+    if 0 in (getattr(config, "no_rope_layers", None) or ()) or hasattr(config, "rope_parameters") and not conditions:
         return {}
     try:
         rotate = _run(name)
@@ -326,82 +310,101 @@ def _still(name, config, code):
         return {}
     still = sorted({kind for kind, moved in rotate if not moved})
     if not any(moved for _, moved in rotate):
-        return {"never": True}
+        return {"never_rotates": True}
     all_rotate = bool(still) and any(_ALL_WITHOUT_WINDOW in condition for condition in conditions)
-    return {"types_without_positions": still, "all_without_window": all_rotate}
+    return {"sliding_only": still == ["full_attention"], "all_without_window": all_rotate}
 
 
 def _run(name):
     """Of each attention layer of a small model, its type and whether it rotates."""
-    model, calls = forward.make_model(name, "record"), []
-    for rest in (True, False):
-        with forward._recording(model, rest):
-            forward._call(model, [5] * len(forward.POSITIONS), forward.POSITIONS)
-        calls.append({layer: call.query for layer, call in forward._calls.attention.items()})
+    model = forward.make_model(name, "record")
+    rest, moved = (forward.recorded(model, forward.POSITIONS, rest).attention for rest in (True, False))
     types, rope = getattr(model.config, "layer_types", None), _rope(model.config)
-    kinds = {i: types[i] if types else "" for i in calls[0]}
-    return [(kind, rope.get(kind, 0) is None or bool((calls[0][i] != calls[1][i]).any())) for i, kind in kinds.items()]
+    kinds = {i: types[i] if types else "" for i in rest}
+    return [(kind, rope.get(kind, 0) is None or (rest[i].query != moved[i].query).any()) for i, kind in kinds.items()]
 
 
 # The file
 
 
 def facts_of(name, config_class):
-    """The facts of a type, without what is usual."""
+    """The fields of posenc_jax.hf's `Model` or `Tower`, without those of their usual values."""
     config, code = made(config_class), code_of(config_class)
-    defaults, names = _values(config), config_class.attribute_map.items()
-    defaults |= _attention(config_class, defaults)
-    defaults = {key: value for key, value in defaults.items() if value is not None}
-    rope = defaults.pop("rope_parameters", None)
-    if rope and all(isinstance(value, dict) for value in rope.values()):
-        rope = dict(sorted(rope.items()))  # by layer type, which transformers has in the order of a set
-    result = {"defaults": defaults} | _settled(config_class, config) | _head_dim(config_class, config)
-    if rope != {"rope_theta": 10_000.0, "rope_type": "default"}:
-        result["rope"] = rope
-    result |= {"names": {k: x for k, x in names if {k, x} & VALUES}}
-    if name not in TOWERS:
-        result |= (
-            _layers(config_class) | {"layout": _layout(code)} | _spectra(config, code) | _still(name, config, code)
-        )
-    result["latent"] = defaults.keys() >= {"qk_nope_head_dim", "qk_rope_head_dim"}
-    if result.pop("derived", False) or result["latent"]:
-        defaults.pop("head_dim", None)
-    result["keys"] = sorted(_keys(config_class) - defaults.keys())
-    usual = {"layout": result.get("layout") if result.get("never") else "half", "rope": 0, "theta": 0}
-    return {k: x for k, x in result.items() if (x != usual[k] if k in usual else x)}
+    values = _values(config)
+    values |= _attention(config_class, values)
+    rope = values.pop("rope_parameters", None)
+    follows, derives = _head_dim(config_class, config)
+    latent = values.keys() >= {"qk_nope_head_dim", "qk_rope_head_dim"}
+    if follows or latent:
+        values.pop("head_dim", None)
+    values = {key: value for key, value in values.items() if value is not None}
+    mapped = [(k, x) for k, x in config_class.attribute_map.items() if {k, x} & VALUES and k != "num_key_value_heads"]
+    names = dict((x, k) if x in values else (k, x) for k, x in mapped)
+    if name in TOWERS:
+        facts = {"defaults": values, "keys": sorted(_keys(config_class) - values.keys()), "names": names, "rope": rope}
+        return {key: x for key, x in facts.items() if (x != USUAL["settings"] if key == "rope" else x)}
+    of_layers = (config.to_dict().get("per_layer_config") or {}).values()
+    if widths := [own["head_dim"] for own in of_layers if "head_dim" in own]:
+        values["global_head_dim"] = max(widths)
+    settings = rope or {}
+    if all(isinstance(value, dict) for value in settings.values()):
+        settings = dict(sorted(settings.items()))  # by layer type, which transformers has in the order of a set
+    theta, legacy = _settled(config_class, config)
+    spectra, still = _spectra(config, code), _still(name, config, code)
+    nested, is_partial = spectra.pop("nested", False), spectra.pop("partial", False) or "rotary_dim" in values
+    bases = {kind: (key, settings[kind]["rope_theta"]) for key, kinds in legacy.items() for kind in kinds if nested}
+    defaults = {key: value for key, value in values.items() if key not in OF_SETTINGS}
+    facts = {
+        "defaults": defaults,
+        "reads": sorted({*_keys(config_class), *values, *legacy, *names, *names.values()} - defaults.keys()),
+        "names": names,
+        "layout": _layout(code),
+        "settings": settings,
+        "theta": theta or settings.get("rope_theta", 10_000.0),
+        "writes_theta": "rope_theta" in values,
+        "bases": bases if bases.keys() == settings.keys() else {},
+        "nested": nested,
+        "null_settings": nested and None in settings.values(),
+        "derives_head_dim": derives,
+        "partial": settings.get("partial_rotary_factor", 1.0 if is_partial else None),
+        "latent": "scaled" if latent and not still.get("never_rotates") else None,
+        "pattern": _layers(config_class),
+    }
+    facts |= still | spectra
+    return {key: x for key, x in facts.items() if x != USUAL.get(key) and not (key == "layout" and x is None)}
+
+
+def _part(config_class, key, **settings):
+    """The part of a composite into which settings are written; None if there is none."""
+    part = getattr(made(config_class, **{key: settings}), key, None)
+    return _open(part) if isinstance(part, PreTrainedConfig) else None
 
 
 def parts_of(config_class):
     """The parts of a composite: their types, and what its class writes into them."""
     whole, result = made(config_class), {}
+    try:
+        language = whole.get_text_config(decoder=True)
+    except Exception:  # there are several
+        language = None
     for key, spec in config_class.sub_configs_defaults.items():
         result[key] = fact = {"type": spec.model_type} if spec.model_type else {}
-        part = getattr(made(config_class, **{key: {}}), key, None)
-        if spec.model_type in CONFIG_MAPPING and isinstance(part, PreTrainedConfig):
-            values, usual = (_values(_open(x)) for x in (part, made(CONFIG_MAPPING[spec.model_type])))
+        part = functools.partial(_part, config_class, key)
+        if spec.model_type in CONFIG_MAPPING and (values := _values(part())):
+            usual, other = (
+                _values(made(CONFIG_MAPPING[spec.model_type])),
+                _values(part(hidden_size=768, num_attention_heads=8)),
+            )
             differ = {name: x for name, x in values.items() if usual.get(name) != x}
-            other = getattr(made(config_class, **{key: {"hidden_size": 768, "num_attention_heads": 8}}), key, None)
-            fixed = isinstance(other, PreTrainedConfig) and _values(_open(other)).get("head_dim") == values.get(
-                "head_dim"
-            )
-            differ |= (
-                {"head_dim": values["head_dim"]} if "hidden_size" in differ and fixed and "head_dim" in values else {}
-            )
+            if "hidden_size" in differ and "head_dim" in values and values["head_dim"] == other.get("head_dim"):
+                differ["head_dim"] = values["head_dim"]
             fact |= {"defaults": differ} if differ else {}
         other = "mistral" if spec.model_type == "llama" else "llama"
-        written = getattr(made(config_class, **{key: {"model_type": other}}), key, None)
-        if spec.config_class is not AutoConfig or getattr(written, "model_type", other) != other:
+        if spec.config_class is not AutoConfig or getattr(part(model_type=other), "model_type", other) != other:
             fact["always"] = True
-        if getattr(whole, key, 0) is _language_model(whole):
+        if getattr(whole, key, 0) is language:
             fact["language"] = True
     return result
-
-
-def _language_model(config):
-    try:
-        return config.get_text_config(decoder=True)
-    except Exception:
-        return None
 
 
 def placeholders_of(config_class):
@@ -416,25 +419,24 @@ def facts():
     classes = {name: CONFIG_MAPPING[name] for name in sorted(CONFIG_MAPPING)}
     rotating = {name: x for name, x in classes.items() if name in TOWERS or rotates(x)}
     found = {name: facts_of(name, x) for name, x in rotating.items()}
-    whole, parts = {name: x.sub_configs_defaults for name, x in classes.items()}, {}
+    whole, parts = {name: x.sub_configs_defaults.values() for name, x in classes.items()}, {}
     for _ in range(4):  # levels of parts
         for name, specs in whole.items():
-            if any(spec.config_class is AutoConfig or spec.model_type in found | parts for spec in specs.values()):
-                parts[name] = {}
-    parts = {name: parts_of(classes[name]) for name in sorted(parts)}
+            if any(spec.config_class is AutoConfig or spec.model_type in found | parts for spec in specs):
+                parts[name] = parts_of(classes[name])
     return {
         "types": {name: x for name, x in found.items() if name not in TOWERS},
         "towers": {name: x for name, x in found.items() if name in TOWERS},
-        "parts": parts,
+        "parts": dict(sorted(parts.items())),
         "placeholders": {name: placeholders_of(x) for name, x in classes.items() if name in MULTIMODAL},
-        "without_rope": {name: {} for name in sorted(classes.keys() - {*found, *parts})},
+        "without_rope": {name: {"rotates": False} for name in sorted(classes.keys() - {*found, *parts})},
     }
 
 
 def read():
     """The file's facts, and its release."""
     kept = json.loads(PATH.read_text(encoding="utf-8"))
-    kept["without_rope"] = dict.fromkeys(kept["without_rope"], {})
+    kept["without_rope"] = {name: {"rotates": False} for name in kept["without_rope"]}
     return {name: value for name, value in kept.items() if name not in ABOUT}, kept["transformers"]
 
 
@@ -451,15 +453,11 @@ def write(found):
 def changes(before, after):
     """What differs between two sets of facts, as lines of a list."""
     for section, types in after.items():
-        old = before[section]
-        for name in sorted({*old, *types}):
-            if name not in old or name not in types:
-                yield f"- {section}: `{name}` is {'new' if name in types else 'gone'}"
-                continue
-            for fact in sorted({*old[name], *types[name]}):
-                pair = old[name].get(fact), types[name].get(fact)
-                if pair[0] != pair[1]:
-                    yield f"- {section}: `{name}`, {fact}: {json.dumps(pair[0])} → {json.dumps(pair[1])}"
+        for name in sorted({*before[section], *types}):
+            old, new = (found.get(name, {}) for found in (before[section], types))
+            for fact in sorted({*old, *new}):
+                if old.get(fact) != new.get(fact):
+                    yield f"- {section}: `{name}`, {fact}: {json.dumps(old.get(fact))} → {json.dumps(new.get(fact))}"
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def captured(model, inputs):
 def model_types(values):
     """What classes make up, by type; types that are not installed stay as they are."""
     cases = {case["config"]["model_type"]: case for case in values["cases"]}
-    cases |= {name: families.describe(name) for name in families.TYPES}
+    cases |= {name: families.describe(config) for name, config in families.TYPES.items()}
     return {"cases": [cases[name] for name in sorted(cases)]}
 
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from posenc_jax.hf._models import by_model_type
+
 _SIZES = {
     256: """
         hidden_size lru_width adapter_input_size cross_hidden_size hidden_size_global upsample_groups
@@ -72,21 +74,20 @@ _LLAMA3 = {
 _SECTIONS = {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
 _SLIDING = ["sliding_attention", "full_attention"]
 _TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-_EVOLLA = {"protein_encoder_config": _TINY | {"vocab_size": 16}}
 _FLOW = {"hidden_size": 16, "num_hidden_layers": 1, "condition_dim": 256, "frequency_embedding_size": 8}
-_MIMI = {"num_hidden_layers": 2, "codebook_size": 16}
-_POCKET = {"num_hidden_layers": 2, "latent_dim": 8}
 
 _V4 = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
-_LATENT = "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 sarvam_mla youtu"
-_T5 = "t5_gemma_module t5gemma2_decoder t5gemma2_text"
-BY_TYPE = dict.fromkeys(_LATENT.split(), {"rope_parameters": _YARN, "max_position_embeddings": 16_384})
-BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
+_GROUPS = {
+    (
+        "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 "
+        "sarvam_mla youtu"
+    ): {"rope_parameters": _YARN, "max_position_embeddings": 16_384},
+    "t5_gemma_module t5gemma2_decoder t5gemma2_text": {"dropout_rate": 0.0},
     "dots3_note_text": {f"swa_{name}": COMMON[name] for name in ("num_attention_heads", "num_key_value_heads")}
     | {f"swa_{name}": COMMON[name] for name in ("q_lora_rank", "kv_lora_rank")},
     "bamba": {"attn_layer_indices": [1, 4]},
     "chameleon": {"vocabulary_map": {"<image>": 4}},
-    "codegen": {
+    "codegen gptj": {
         "num_attention_heads": 4,
         "hidden_size": 512,
         "num_hidden_layers": 2,
@@ -116,39 +117,25 @@ BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
         "index_n_heads": 4,
     },
     "diffusion_gemma_text": {"top_k_experts": 2},
-    "dots3_note_audio_encoder": {
-        "num_hidden_layers": 2,
-    },
+    "dots3_note_audio_encoder hrm_text": {"num_hidden_layers": 2},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
     "esm": {"position_embedding_type": "rotary", "mask_token_id": 3},
-    "evolla": _EVOLLA,
-    "EvollaModel": _EVOLLA,
+    "evolla EvollaModel": {"protein_encoder_config": _TINY | {"vocab_size": 16}},
     "gemma3n_text": {"num_hidden_layers": 12, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 12},
-    "glm4v_text": {"rope_parameters": _SECTIONS},
-    "glm5_next_text": {"index_topk": 8, "hc_mult": 2},
-    "glm_image_text": {"rope_parameters": _SECTIONS},
-    "glm_ocr_text": {"rope_parameters": _SECTIONS},
-    "glmasr_encoder": {"num_mel_bins": 8},
-    "gptj": {"num_hidden_layers": 2, "max_position_embeddings": 100_001},
+    "glm4v_text glm_image_text glm_ocr_text": {"rope_parameters": _SECTIONS},
+    "glm5_next_text": {"hc_mult": 2},
+    "glmasr_encoder lasr_encoder": {"num_mel_bins": 16},
     "gradium_phonon_tts": {"flow_head_config": _FLOW},
     "granitemoehybrid": {
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
         "position_embedding_type": "rope",
     },
-    "hrm_text": {
-        "num_hidden_layers": 2,
-    },
-    "hunyuan_v1_dense": {"head_dim": 128},
-    "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_v1_dense hunyuan_v1_moe ministral": {"head_dim": 128},
     "idefics": {
         "vision_config": _TINY | {"embed_dim": 16, "image_size": 8, "patch_size": 4},
     },
-    "kimi_linear": {"num_expert_group": 1, "num_experts_per_token": 2},
     "kyutai_speech_to_text": {"num_codebooks": 2, "audio_pad_token_id": 192},
-    "lasr_encoder": {
-        "num_mel_bins": 16,
-    },
     "mistral_large4_text": {
         "rope_parameters": _YARN | {"rope_theta": 10_000.0},
         "max_position_embeddings": 16_384,
@@ -158,9 +145,7 @@ BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
     "longcat_flash": {
         "num_layers": 3,
     },
-    "mimi": _MIMI,
-    "mimi_decoder": _MIMI,
-    "mimi_encoder": _MIMI,
+    "mimi mimi_decoder mimi_encoder": {"num_hidden_layers": 2, "codebook_size": 16},
     "mimo_v2_flash": {"num_attention_heads": 8},
     "minimax_m3_vl_text": {
         "num_hidden_layers": 3,
@@ -169,9 +154,7 @@ BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
         "index_local_blocks": 0,
         "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
     },
-    "ministral": {"head_dim": 128},
-    "ministral3": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
-    "mistral4": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
+    "ministral3 mistral4": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
     "mllama_text_model": {"cross_attention_layers": [3]},
     "moonshine": {
         "hidden_size": 72,
@@ -182,10 +165,6 @@ BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
     },
     "muse_glimmer_assistant": {"target_layer_ids": [0], "layer_types": _SLIDING * 3},
     "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 63},
-    "nemotron_h": {
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
-    },
     "pe_audio_encoder": {
         "dac_config": {
             "encoder_hidden_size": 4,
@@ -210,9 +189,10 @@ BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
         },
     },
     "pocket_tts": {"flow_head_config": _FLOW},
-    "pocket_tts_audio_tokenizer": _POCKET,
-    "pocket_tts_audio_tokenizer_decoder": _POCKET,
-    "pocket_tts_audio_tokenizer_encoder": _POCKET,
+    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder": {
+        "num_hidden_layers": 2,
+        "latent_dim": 8,
+    },
     "qwen2_5_omni_talker": {"embedding_size": 256},
     "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
     "qwen4_exp_text": {
@@ -243,6 +223,8 @@ BY_TYPE |= dict.fromkeys(_T5.split(), {"dropout_rate": 0.0}) | {
     },
 }
 
+BY_TYPE = by_model_type(_GROUPS)
+
 # The class to build, where it is not the first one of its module.
 CLASSES = {
     "blt_global_transformer": "BltGlobalTransformer",
@@ -251,8 +233,8 @@ CLASSES = {
     "t5_gemma_module": "T5GemmaEncoder",
 }
 
-# Types by the release of transformers that has them first, where it is newer than 5.23.
-NEWER = {"5.24": "apertus1p5_text dory exaone hy_v4_vl_text lara_mini sarvam_mla sarvam_moe".split()}
+# Types that transformers has since 5.24.
+NEWER = set("apertus1p5_text dory exaone hy_v4_vl_text lara_mini sarvam_mla sarvam_moe".split())
 # Types without a model here: those that begin with a model of timm, which sees images, and those whose code is elsewhere.
 OF_VIDEO = {"pe_audio_video_encoder", "pe_video_encoder"}
 WITHOUT = OF_VIDEO | {
@@ -271,26 +253,23 @@ def _noise(*shape):
 
 
 # Types whose models count tokens or frames instead of taking positions: all their arguments.
-_TOKENS = {"input_ids": torch.full((1, 300), 5)}
-INDEXED = {
+_INDEXED = {
     "csm_depth_decoder_model": {"input_ids": torch.full((1, 32), 5)},
-    "dia_encoder": _TOKENS,
+    "dia_encoder roformer": {"input_ids": torch.full((1, 300), 5)},
     "dots3_note_audio_encoder": {
         "input_features": _noise(1, 16, 1600),
         "chunk_sample_lengths": torch.tensor([1600 * 160]),
     },
-    "glmasr_encoder": {"input_features": _noise(1, 8, 600)},
+    "glmasr_encoder": {"input_features": _noise(1, 16, 600)},
     "lasr_encoder": {"input_features": _noise(1, 1200, 16)},
-    "mimi": {"input_values": _noise(1, 1, 24_000)},
+    "mimi mimi_encoder": {"input_values": _noise(1, 1, 24_000)},
     "mimi_decoder": {"latents": _noise(1, 256, 300)},
-    "mimi_encoder": {"input_values": _noise(1, 1, 24_000)},
     "nemotron3_5_transcribe_word_timestamp": {"inputs_embeds": _noise(1, 150, 256)},
     "pe_audio_encoder": {"input_values": _noise(1, 1, 1_200)},
-    "pocket_tts_audio_tokenizer": {"input_values": _noise(1, 1, 19_200)},
+    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_encoder": {"input_values": _noise(1, 1, 19_200)},
     "pocket_tts_audio_tokenizer_decoder": {"latents": _noise(1, 256, 20)},
-    "pocket_tts_audio_tokenizer_encoder": {"input_values": _noise(1, 1, 19_200)},
-    "roformer": _TOKENS,
 }
+INDEXED = by_model_type(_INDEXED)
 
 # Types whose indexer has a key for each block of so many tokens, at the position of the first.
 COMPRESSED = {"deepseek_v4": 4}
@@ -378,13 +357,15 @@ ATTENTIONS = dict.fromkeys(["codegen", "gpt_neox_japanese", "gptj", "roformer"],
 MULTIPLYING = {"RoFormerSelfAttention"}
 
 # The factor of scores where it is not 1/√head_dim.
-_MULTIPLIED = (
-    "granite granite4_vision_text granite_docling_text granite_swa granitemoe granitemoe_swa granitemoehybrid "
-    "granitemoeshared hyperclovax"
-)
-_UNSCALED = (
-    "dia_decoder dia_encoder diffusion_gemma_text embedding_gemma2_text esm gemma3n_text gemma4_text "
-    "gemma4_unified_text openai_privacy_filter"
-)
-SCALES = dict.fromkeys(_MULTIPLIED.split(), COMMON["attention_multiplier"]) | dict.fromkeys(_UNSCALED.split(), 1.0)
-SCALES["zamba2"] = 128**-0.5  # its heads are twice as wide
+_FACTORS = {
+    (
+        "granite granite4_vision_text granite_docling_text granite_swa granitemoe granitemoe_swa granitemoehybrid "
+        "granitemoeshared hyperclovax"
+    ): COMMON["attention_multiplier"],
+    (
+        "dia_decoder dia_encoder diffusion_gemma_text embedding_gemma2_text esm gemma3n_text gemma4_text "
+        "gemma4_unified_text openai_privacy_filter"
+    ): 1.0,
+    "zamba2": 128**-0.5,  # its heads are twice as wide
+}
+SCALES = by_model_type(_FACTORS)

@@ -21,11 +21,10 @@ def test_facts_are_those_of_their_release():
 
 
 def test_changes():
-    before = {"types": {"a": {"theta": 1.0}, "b": {}}, "without_rope": {"c": {}}}
-    after = {"types": {"a": {"theta": 2.0, "partial": True}}, "without_rope": {"c": {}, "d": {}}}
+    before = {"types": {"a": {"theta": 1.0}, "b": {"latent": True}}}
+    after = {"types": {"a": {"theta": 2.0, "partial": True}}}
     assert [*record_facts.changes(before, after)] == [
         "- types: `a`, partial: null → true",
         "- types: `a`, theta: 1.0 → 2.0",
-        "- types: `b` is gone",
-        "- without_rope: `d` is new",
+        "- types: `b`, latent: true → null",
     ]

@@ -13,15 +13,12 @@ from oracles import recorded
 from posenc_jax import hf
 
 
-@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (4, 2)])
-def test_gguf_of_llama_is_interleaved(heads, key_heads):
-    """transformers undoes what llama.cpp's converter did."""
-    read = LlamaTensorProcessor()._reverse_permute_weights
-    for own in (heads, key_heads):
-        file = np.random.default_rng(own).normal(size=(own * 8, 3)).astype(np.float32)
-        how = {"source": "interleaved", "target": "half"}
-        ours = pe.convert_layout(file, 8, **how, axis=0, num_heads=own)
-        np.testing.assert_array_equal(ours, read(file, heads, own))
+@pytest.mark.parametrize("heads", [4, 2])
+def test_gguf_of_llama_is_interleaved(heads):
+    """transformers undoes what llama.cpp's converter did, for 4 heads of queries and as many or fewer of keys."""
+    file = np.random.default_rng(heads).normal(size=(heads * 8, 3)).astype(np.float32)
+    ours = pe.convert_layout(file, 8, source="interleaved", target="half", axis=0, num_heads=heads)
+    np.testing.assert_array_equal(ours, LlamaTensorProcessor()._reverse_permute_weights(file, 4, heads))
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "phi3", "olmo2"])

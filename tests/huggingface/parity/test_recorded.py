@@ -23,7 +23,7 @@ def split(values):
 def test_what_is_recorded(name):
     try:
         fresh = record.fresh(name)
-    except ModuleNotFoundError as error:  # each is in the dependency group "record"
+    except ModuleNotFoundError as error:  # each is in the dependency group "parity"
         pytest.skip(str(error))
     (old, old_floats), (new, new_floats) = map(split, (record.read(name), fresh))
     assert new == old

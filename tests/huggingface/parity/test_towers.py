@@ -5,6 +5,7 @@ import pytest
 import torch
 import towers
 from embeddings import config_of
+from timm import layers
 from transformers import vision_utils
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -65,7 +66,6 @@ def test_orders_of_many_grids(side):
 @pytest.mark.parametrize("trained", [(3, 5), (4, 4)])
 def test_eva(trained):
     """Of timm, whose models have no config.json: positions are scaled to the grid that a model was trained on."""
-    layers = pytest.importorskip("timm.layers")
     sizes = {"in_pixels": False, "feat_shape": (3, 5), "ref_feat_shape": trained}
     x = torch.randn(2, 1, 15, 32)
     theirs = layers.apply_rot_embed_cat(x, layers.RotaryEmbeddingCat(32, **sizes).get_embed())

@@ -1,14 +1,12 @@
 """Rope settings at random, for every model type: the plan has the frequencies of the model's own class, or is refused."""
 
-import copy
 import random
 import re
 
 import families
 import numpy as np
 import pytest
-from embeddings import embedding_of, inverse_frequencies, prefix_of
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from embeddings import config_of, embedding_of, inverse_frequencies, prefix_of
 
 from posenc_jax import hf
 from posenc_jax.hf import _models
@@ -47,22 +45,22 @@ def draw(rng, model, pairs):
 def varied(model_type, seed):
     """A configuration whose rope settings are drawn, and its keys; None if the model's class refuses them."""
     rng, model = random.Random(f"{model_type} {seed}"), _models.MODELS[model_type]
-    base = dict(families.SETTINGS.get(model_type, {}))
-    usual = CONFIG_MAPPING[model_type](**base)
+    base = families.TYPES[model_type]
+    usual = config_of(base)
     kinds = dict.fromkeys(getattr(usual, "layer_types", None) or ()) if model.nested else ()
     plan = hf.rotary_from_config(usual.to_dict(), length=LENGTH)
     rotating = next(layer for layer in plan.layers if layer.rotary_dim)
     pairs = (rotating.rotary_dim if model.latent or model.partial is None else rotating.head_dim) // 2
     own = {"mrope_section": list(dict(rotating.settings)["mrope_section"])} if model.sections else {}
     drawn = {kind: draw(rng, model, pairs) | own for kind in kinds} or draw(rng, model, pairs) | own
-    base |= {"rope_parameters": drawn} | ({"rope_theta": drawn["rope_theta"]} if model_type in OUTER else {})
+    base = base | {"rope_parameters": drawn} | ({"rope_theta": drawn["rope_theta"]} if model_type in OUTER else {})
     outer = {}
     if model.nested and not model.bases:  # keys of one layer type's settings that stand outside them too
         repeated = drawn[rng.choice([kind for kind, settings in drawn.items() if settings])]
         keys = [key for key in ("rope_theta", "partial_rotary_factor") if key in repeated]
         outer = {key: repeated[key] for key in keys if rng.choice([True, False])}
     try:
-        config = CONFIG_MAPPING[model_type](**copy.deepcopy(base | outer))
+        config = config_of(base | outer)
         embedding_of(config, LENGTH)
     except Exception:  # whatever the class or its validation says of settings that it does not take
         return None

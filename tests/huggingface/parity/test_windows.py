@@ -33,31 +33,11 @@ def settings(model_type):
     return small.BY_TYPE.get(model_type, {}) | {key: value for key, value in WINDOWS.items() if key in known}
 
 
-def attend(model_type):
-    """The mask of each layer, booleans (queries, keys), None if it hides nothing, and the factor of its scores."""
-    calls = {}
-
-    def record(module, query, key, value, *args, scaling=None, **kwargs):
-        if not ("Cross" in type(module).__name__ or getattr(module, "is_cross_attention", False)):
-            index = getattr(module, "layer_idx", None)
-            index = len(calls) if index is None or type(module).__name__ in small.REPEATING else index
-            mask = next(iter(args), kwargs.get("attention_mask"))
-            calls.setdefault(index, (None if mask is None else _visible(mask), scaling))
-        return query.new_zeros(*query.shape[:3], value.shape[-1]), None
-
-    positions = forward.spread(model_type, np.arange(LENGTH, dtype=np.int32))
-    with mock.patch.object(forward, "_record", record):
-        model = forward.make_model(model_type, "record")
-        with forward._recording(model, rest=False):
-            forward._call(model, np.full(LENGTH, 5), positions)
-    return calls
-
-
-def _visible(mask):
-    """Of the tokens' own keys, which come first."""
+def visible(mask):
+    """Which of the tokens' own keys, which come first, each query sees: booleans (queries, keys)."""
     queries = mask.shape[-2]
-    visible = mask if mask.dtype == torch.bool else mask > -1e30
-    return visible.reshape(-1, *mask.shape[-2:])[0, :, :queries].numpy()
+    seen = mask if mask.dtype == torch.bool else mask > -1e30
+    return seen.reshape(-1, *mask.shape[-2:])[0, :, :queries].numpy()
 
 
 def expected(layer, mask):
@@ -70,11 +50,12 @@ def expected(layer, mask):
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_masks_and_scales(model_type, tally):
+def test_masks_and_scales(model_type):
     with mock.patch.dict(small.BY_TYPE, {model_type: settings(model_type)}):
         plan = hf.rotary_from_config(forward.make_config(model_type).to_dict(), length=forward.LENGTH)
-        calls = attend(model_type)
-    for index, (mask, scaling) in calls.items():
+        positions = forward.spread(model_type, np.arange(LENGTH, dtype=np.int32))
+        calls = forward.recorded(forward.make_model(model_type, "record"), positions).attention
+    for index, (*_, scaling, mask) in calls.items():
         layer = plan.layers[index % len(plan.layers)]
         if scaling is not None and model_type not in SCALED_BEFORE:
             assert layer.score_scale == pytest.approx(scaling, rel=1e-6)
@@ -83,8 +64,8 @@ def test_masks_and_scales(model_type, tally):
         elif mask is None:
             assert layer.window == (None, None)
         elif model_type not in SELECTING | UNKNOWN:
-            np.testing.assert_array_equal(mask, expected(layer, mask), str((index, layer)))
-            tally["their layers whose masks are as planned"] += 1
+            seen = visible(mask)
+            np.testing.assert_array_equal(seen, expected(layer, seen), str((index, layer)))
 
 
 @pytest.mark.parametrize("model_type", sorted({*TYPES} - UNKNOWN))

@@ -5,14 +5,13 @@ keys before their rotation; a second pass records them after it.
 """
 
 import contextlib
-import inspect
 import math
 
 import numpy as np
 import torch
 import transformers
-from embeddings import at_rest, config_of, modeling_of
-from transformers import AttentionInterface, PreTrainedModel, vision_utils
+from embeddings import at_rest, config_of, model_class
+from transformers import AttentionInterface, vision_utils
 from values import numbers
 
 from helpers.towers import LATENT_GRID, LATENTS, OBJECTS
@@ -36,17 +35,8 @@ UNLIKE = "muse_glimmer_vision" if transformers.__version__ == "5.23.0" else None
 def make_model(config):
     """A tower with weights from a fixed seed."""
     torch.manual_seed(0)
-    code, wanted = modeling_of(config), CLASSES.get(config.model_type)
     config._attn_implementation = "record_towers"
-    is_model = lambda name, value: (  # noqa: E731
-        issubclass(value, PreTrainedModel)
-        and value.config_class is type(config)
-        and name.endswith(("Model", "Encoder"))
-        and not name.endswith("PreTrainedModel")
-    )
-    classes = [(name, value) for name, value in vars(code).items() if inspect.isclass(value)]
-    own = [(name, value) for name, value in classes if value.__module__ == code.__name__]
-    model = next(value for name, value in own if (name == wanted if wanted else is_model(name, value)))(config)
+    model = model_class(config, CLASSES.get(config.model_type))(config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.2)
