@@ -23,14 +23,13 @@ _OF_SOME = {*HEAD_DIMS[1:], "global_head_dim", "layer_types", "layers_block_type
 # What per_layer_config may set for a layer, and what `plan_to_config` writes there: the fields of a `RotaryLayer`.
 _LAYER_WIDTHS = "head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
 WRITTEN = "query_scale", "kind", "window", "chunk", "score_scale"
-# Flags that code does not read, by what they say: that some layers rotate, that none does, or what no code here does.
-_FLAGS = {
-    **dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), True),
-    **dict.fromkeys("nope use_nope mla_use_nope".split(), False),
-    **dict.fromkeys(
-        "alibi position_embedding_xdrope use_alibi use_dynamic_ntk use_fope use_logn_attn use_mrope".split(), None
-    ),
-}
+# Flags that no code here reads, and what they must say: that layers rotate, by the position alone.
+_FLAGS = dict.fromkeys("rope rotary use_rope use_rotary use_rotary_embedding use_rotary_pos_emb".split(), True)
+_FLAGS |= dict.fromkeys(
+    "alibi mla_use_nope nope position_embedding_xdrope use_alibi use_dynamic_ntk use_fope use_logn_attn use_mrope "
+    "use_nope".split(),
+    False,
+)
 LAYOUT_FLAGS = "rope_interleave", "rope_interleaved", "rotary_emb_interleaved", "rope_traditional", "interleaved"
 # Keys that are read in, or make no difference to, the config of every model_type.
 _COMMON = frozenset((*RAW, *_FLAGS, *LAYOUT_FLAGS, POSITIONS, VERSION, ORIGINAL)).union(
@@ -78,10 +77,9 @@ class Config(Values):
         """Raises for a flag that the code does not read, and that contradicts it."""
         has = f"layers of {self.label_of_type} have {'a rotary embedding' if rotates else 'no positions'}"
         is_read = {"use_mrope": self.model.sections is not None, "use_logn_attn": self.model.query_scale == "logn"}
-        for name, rotation in _FLAGS.items():
-            if self.look_up(name) and not is_read.get(name):
-                usual = rotates is rotation
-                require(self.get_flag(name) == usual, "{} = {} contradicts the code: {}", name, not usual, has)
+        for name in filter(self.look_up, _FLAGS):
+            fits = not rotates or is_read.get(name) or self.get_flag(name) == _FLAGS[name]
+            require(fits, "{} = {} contradicts the code: {}", name, not _FLAGS[name], has)
         name = self.get_string(POSITIONS)
         if name is not None and (rotates or POSITIONS not in self.model.reads):
             usual_names = {"rope", "rotary", "rope_gptj"} if rotates else {"nope"}
