@@ -51,18 +51,13 @@ def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -
     if rope_type_of(settings) == "proportional":  # its share selects frequencies, not features
         return head_dim
     outside = {} if settings.of_layer_type else config.look_up(*SHARES)
-    shares = inside | outside | inside  # the class's own settings have the names of keys outside them
-    widths: dict[str, Any] = {}
-    others: dict[str, Any] = {}  # by keys that the class does not read
-    for name, value in (shares | config.look_up(*_WIDTHS)).items():
-        is_read = name in inside or name in reads
-        if name in shares:
-            name, value = f"{name} (of {head_dim})", share_of(name, value, head_dim)
-        (widths if is_read else others)[name] = value
+    widths = {f"{name} (of {head_dim})": share_of(name, x, head_dim) for name, x in (inside | outside).items()}
+    widths |= (others := config.look_up(*_WIDTHS))
+    is_read = inside or reads.intersection((*outside, *others))
     default_name = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
-    if config.model.partial is None or not widths:
-        widths[default_name] = int(head_dim * default_share(settings, config))
-    check_agreement(widths | others)
+    if config.model.partial is None or not is_read:
+        widths = {default_name: int(head_dim * default_share(settings, config))} | widths
+    check_agreement(widths)
     name, result = next(iter(widths.items()))
     return _parse_even("head_dim" if name == default_name else name, result, head_dim)
 

@@ -22,7 +22,7 @@ from posenc_jax.hf._models import Model
 from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal
 
 MAXIMUM = "max_position_embeddings"
-_ALIASES = {"su": "longrope", "mrope": "default", "deepseek_yarn": "yarn"}
+_ALIASES = {"su": "longrope", "mrope": "default"}
 SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
 
@@ -130,7 +130,7 @@ def _dynamic_steps(rope: Rope) -> tuple[Settings, Make]:
 
 
 def _yarn(rope: Rope) -> tuple[Settings, Make]:
-    """YaRN, with the keys of its first code and of vLLM too."""
+    """YaRN, with the keys of its first code too."""
     settings = rope.settings
     # A null factor means the ratio of the lengths; an absent one is an error.
     factor = rope.factor() if settings.is_null("factor") else settings.get_number("factor")
@@ -152,20 +152,11 @@ def _yarn(rope: Rope) -> tuple[Settings, Make]:
 
 def _amplitude(settings: Values, factor: float, all_dim: float) -> float:
     """YaRN's amplitude, by attention_factor or by the keys that change its default."""
-    check_agreement(settings.look_up("extrapolation_factor") | {"that of the code": 1.0})
+    check_agreement(settings.look_up("extrapolation_factor", "attn_factor", "apply_yarn_scaling") | {"that of the code": 1.0})
     amplitude, mscale = (settings.get_number(name, default=None) for name in ("attention_factor", "mscale"))
-    applies = settings.get_flag("apply_yarn_scaling", default=True)
-    scale = settings.get_number("attn_factor", default=1.0)
     if amplitude is not None:
-        others = ", ".join(settings.look_up("attn_factor", "apply_yarn_scaling"))
-        require(scale == 1 and applies, "{}attention_factor = {} contradicts {}", settings.label, amplitude, others)
         return amplitude
-    if not applies:
-        return scale
-    if "deepseek_yarn" in settings.look_up("rope_type", "type").values():  # vLLM's name, with its own defaults
-        return scale * temperature(factor, 1.0 if mscale is None else mscale) / temperature(factor, all_dim)
-    is_ratio = mscale and all_dim
-    return scale * (temperature(factor, mscale) / temperature(factor, all_dim) if is_ratio else temperature(factor))
+    return temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
 
 
 def _longrope(rope: Rope) -> tuple[Settings, Make]:
