@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 
 from posenc_jax import hf
-from posenc_jax.hf._composite import parse_text_config
+from posenc_jax.hf._config import parse_text_config
 from posenc_jax.hf._models import MODELS, Model, Pattern, canonical_type
 from posenc_jax.hf._multimodal_models import MULTIMODAL, THINKERS, Multimodal
 from posenc_jax.hf._multimodal_models import REFUSED as MULTIMODAL_REFUSED

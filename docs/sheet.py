@@ -8,7 +8,7 @@ import numpy as np
 
 import posenc_jax as pe
 from posenc_jax import hf
-from posenc_jax.hf._composite import parse_text_config
+from posenc_jax.hf._config import parse_text_config
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "tests" / "oracles" / "recorded" / "hf_published.json"
 MODELS = {

@@ -37,10 +37,7 @@ def layer_types(config: Config, count: int) -> list[str]:
     """The type of each layer; "full_attention" where the types make no difference."""
     if config.model.never_rotates:
         return ["full_attention"] * count
-    types = _written_types(config, count)
-    if types is None:
-        types = _listed_types(config, count)
-    return _types_by_pattern(config, count) if types is None else types
+    return _written_types(config, count) or _listed_types(config, count) or _types_by_pattern(config, count)
 
 
 def _written_types(config: Config, count: int) -> list[str] | None:

@@ -10,18 +10,29 @@ from posenc_jax._frequencies.frequencies import geometric
 from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
-from posenc_jax._jax.errors import prefixed, public, require
-from posenc_jax.hf._attending import with_attention, written_attention
-from posenc_jax.hf._composite import parse_text_config
-from posenc_jax.hf._config import LAYOUT_FLAGS, WRITTEN, Config, layer_overrides, model_of, with_class_values
-from posenc_jax.hf._head import rotary_dim_of, share_for, widths_of
+from posenc_jax._jax.errors import public, require
+from posenc_jax.hf._attending import (
+    scale_with_positions,
+    scale_without_positions,
+    with_attention,
+    written_attention,
+    written_scale,
+)
+from posenc_jax.hf._config import (
+    LAYOUT_FLAGS,
+    WRITTEN,
+    Config,
+    layer_overrides,
+    model_of,
+    parse_text_config,
+    with_class_values,
+)
 from posenc_jax.hf._layers import bases_of, count_of, layer_types, rotating
 from posenc_jax.hf._models import Model
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
-from posenc_jax.hf._scales import scale_with_positions, scale_without_positions, written_scale
-from posenc_jax.hf._settings import base_of, rope_settings, settings_by_type
+from posenc_jax.hf._settings import base_of, rope_settings, rotary_dim_of, settings_by_type, share_for, widths_of
 from posenc_jax.hf._values import Values, agreed_value
 
 
@@ -97,16 +108,11 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     values = rewritten(with_class_values(values, model))
     model = model_of(values)
     spellings = rope_settings(values)
-    try:
-        plans, reason = [_plan(values, model, settings, layout, length) for settings in spellings], ""
-    except ValueError as error:
-        if len(spellings) == 1:
-            raise
-        plans, reason = [], f" ({str(error).removeprefix(prefixed(''))})"
+    plans = [_plan(values, model, settings, layout, length) for settings in spellings]
     shown = (f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
-    message = "{} contradicts {}{}: write all settings into one of them, the base of the model too"
-    require(plans and plans[0] == plans[-1], message, *shown, reason)
-    return plans[-1]
+    message = "{} contradicts {}: write all settings into one of them, the base of the model too"
+    require(plans[0] == plans[-1], message, *shown)
+    return plans[0]
 
 
 def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:
@@ -199,6 +205,6 @@ def _layout(config: Config, layout: Any) -> Layout:
 def _softmax_scale(completed: list[dict[str, Any]]) -> float:
     """The factor by which mscale_all_dim multiplies the scores of latent attention."""
     roots = [temperature(x["factor"], x["mscale_all_dim"]) for x in completed if "mscale_all_dim" in x]
-    scales = {checks.number("the square that mscale_all_dim asks for", x * x) for x in roots} or {1.0}
+    scales = {x * x for x in roots} or {1.0}
     require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", sorted(scales))
     return scales.pop()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
-from posenc_jax.hf._head import share_of
 from posenc_jax.hf._models import FACTS, by_model_type
 from posenc_jax.hf._rewriting import FULL, SLIDING, Draft, extended, is_nested
+from posenc_jax.hf._settings import share_of
 from posenc_jax.hf._values import Values, agreed_value, equal, parse_mapping
 
 _SHARE = "partial_rotary_factor"

@@ -152,7 +152,8 @@ def _yarn(rope: Rope) -> tuple[Settings, Make]:
 
 def _amplitude(settings: Values, factor: float, all_dim: float) -> float:
     """YaRN's amplitude, by attention_factor or by the keys that change its default."""
-    check_agreement(settings.look_up("extrapolation_factor", "attn_factor", "apply_yarn_scaling") | {"that of the code": 1.0})
+    unread = settings.look_up("extrapolation_factor", "attn_factor", "apply_yarn_scaling")
+    check_agreement(unread | {"that of the code": 1.0})
     amplitude, mscale = (settings.get_number(name, default=None) for name in ("attention_factor", "mscale"))
     if amplitude is not None:
         return amplitude
