@@ -10,6 +10,7 @@ from posenc_jax._jax.errors import invalid, require, require_type
 from posenc_jax.hf._models import MODELS, OTHER_KEYS, PARTS, UNNAMED, Model, canonical_type
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import (
+    Json,
     Values,
     agreed_value,
     check_agreement,
@@ -49,7 +50,7 @@ _COMMON = frozenset((*RAW, *_FLAGS, *LAYOUT_FLAGS, POSITIONS, VERSION, ORIGINAL)
 class Config(Values):
     """A language model's config, and the facts of its model_type."""
 
-    def __init__(self, values: Mapping[str, Any], model: Model):
+    def __init__(self, values: Json, model: Model):
         super().__init__(values)
         self.model, self.model_type = model, values.get("model_type")
 
@@ -94,7 +95,7 @@ class Config(Values):
             require(name.lower() in usual_names, "{} = {!r:.60} contradicts the code: {}", POSITIONS, name, has)
 
 
-def model_of(values: Mapping[str, Any]) -> Model:
+def model_of(values: Json) -> Model:
     """The facts of a config's model_type."""
     name = Values(values).get_string("model_type")
     if not name:
@@ -111,7 +112,7 @@ def model_of(values: Mapping[str, Any]) -> Model:
     return MODELS[canonical_name]
 
 
-def with_class_values(values: Mapping[str, Any], model: Model) -> dict[str, Any]:
+def with_class_values(values: Json, model: Model) -> dict[str, Any]:
     """The keys that the class reads, under the names that it maps to, with its values for those that are left out."""
     result = {key: value for key, value in values.items() if key in model.reads or key not in _OF_SOME}
     for name, other in model.names.items():
@@ -123,7 +124,7 @@ def with_class_values(values: Mapping[str, Any], model: Model) -> dict[str, Any]
     return defaults | result
 
 
-def layer_overrides(config: Config, count: int) -> dict[int, Mapping[str, Any]]:
+def layer_overrides(config: Config, count: int) -> dict[int, Json]:
     """What per_layer_config sets for each layer."""
     result, overrides = {}, config.get("per_layer_config")
     require_type(isinstance(overrides, Mapping | None), "per_layer_config", "a mapping", overrides)
@@ -188,7 +189,7 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
     return text, beside
 
 
-def _defaults(part: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(part: Json, text: Json) -> dict[str, Any]:
     """What the composite's class writes into the config of its language model, which may have settings of its own."""
     defaults = dict(part.get("defaults", {}))
     settings = [Values(text).get_mapping(name) for name in RAW if isinstance(text.get(name), Mapping)]

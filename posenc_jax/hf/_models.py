@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from posenc_jax.hf._values import Json
+
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
 
 
@@ -55,10 +57,10 @@ class Model(NamedTuple):
     layout: Literal["half", "interleaved"] | None = "half"  # None: as the config sets it
     reads: frozenset[str] = frozenset()  # the keys that its class has or takes, of those that may concern positions
     names: Mapping[str, str] = {}  # keys → the names that its class has for them
-    defaults: Mapping[str, Any] = {}  # its values of keys
+    defaults: Json = {}  # its values of keys
 
     # The base and the settings
-    settings: Mapping[str, Any] = {}  # the rope settings by default
+    settings: Json = {}  # the rope settings by default
     theta: float | None = 10_000.0  # the base by default; None: it must be given
     writes_theta: bool = False  # its base stands beside rope_parameters too, and does not matter there
     bases: Mapping[str, tuple[str, float]] = {}  # layer type → (old key, default)
@@ -75,7 +77,7 @@ class Model(NamedTuple):
 
     # The layers
     # Layer types by default, by the fields of a Pattern or one for all; None: they must be given.
-    pattern: Mapping[str, Any] | str | None = "full_attention"
+    pattern: Json | str | None = "full_attention"
     never_rotates: bool = False  # no layer has positions, whatever the keys say
     sliding_only: bool = False  # full_attention layers have no positions
     all_without_window: bool = False  # but with a null sliding_window, they have
@@ -90,7 +92,7 @@ class Model(NamedTuple):
 _FULL, _SLIDING, _INDEXED = "full_attention", "sliding_attention", "indexed_attention"
 
 
-def by_model_type(groups: Mapping[str, Any]) -> dict[str, Any]:
+def by_model_type(groups: Json) -> dict[str, Any]:
     """The value of each model type, from those of groups, whose names spaces separate."""
     return {name: value for names, value in groups.items() for name in names.split()}
 

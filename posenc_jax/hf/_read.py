@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._frequencies.frequencies import geometric
@@ -33,7 +32,7 @@ from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
 from posenc_jax.hf._settings import base_of, rope_settings, rotary_dim_of, settings_by_type, share_for, widths_of
-from posenc_jax.hf._values import Values, agreed_value
+from posenc_jax.hf._values import Json, Values, agreed_value
 
 
 @public
@@ -101,7 +100,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     return plan
 
 
-def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> RotaryPlan:
+def _agreed_plan(values: Json, layout: Any, length: int | None) -> RotaryPlan:
     """The plan of a language model's config; all spellings of its rope settings must give the same."""
     model = model_of(values)
     Config(values, model).reject_unknown_keys()
@@ -115,7 +114,7 @@ def _agreed_plan(values: Mapping[str, Any], layout: Any, length: int | None) -> 
     return plans[0]
 
 
-def _plan(values: Mapping[str, Any], model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:
+def _plan(values: Json, model: Model, settings: Values, layout: Any, length: int | None) -> RotaryPlan:
     """The plan of a config from one spelling of its rope settings."""
     config = Config(values, model)
     types = layer_types(config, count_of(config))

@@ -27,7 +27,7 @@ SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 LEARNED = "learned_log_factor"  # written by the rewriter of Mistral Large 4: the name of the parameter
 
 Settings = dict[str, Any]
-Make = Callable[[], Any]  # makes the Frequencies
+Reading = tuple[Settings, Callable[[], Any]]  # the settings with all defaults, and what makes the frequencies
 
 
 def rope_type_of(settings: Values) -> str:
@@ -102,16 +102,16 @@ def _parse_length(spellings: dict[str, Any], missing: str) -> int:
     return checks.length(next(iter(spellings)), int(value) if whole else value)
 
 
-def _default(rope: Rope) -> tuple[Settings, Make]:
+def _default(rope: Rope) -> Reading:
     return {}, rope.unscaled
 
 
-def _linear(rope: Rope) -> tuple[Settings, Make]:
+def _linear(rope: Rope) -> Reading:
     factor = rope.settings.get_number("factor")
     return {"factor": factor}, lambda: linear_scaling(rope.unscaled(), factor)
 
 
-def _dynamic(rope: Rope) -> tuple[Settings, Make]:
+def _dynamic(rope: Rope) -> Reading:
     alpha = rope.settings.get_number("alpha", default=None)
     if alpha:
         # Hunyuan's configs also have a factor of 1 and YaRN's keys, which its code does not read.
@@ -122,14 +122,14 @@ def _dynamic(rope: Rope) -> tuple[Settings, Make]:
     return {"factor": factor, MAXIMUM: maximum}, make
 
 
-def _dynamic_steps(rope: Rope) -> tuple[Settings, Make]:
+def _dynamic_steps(rope: Rope) -> Reading:
     """Dynamic NTK of Qwen 1: the base grows when the length passes the maximum times a power of two."""
     maximum = rope.maximum()
     steps = math.ceil(math.log2(rope.required_length() / maximum) + 1)
     return {MAXIMUM: maximum}, partial(ntk, rope.width, rope.theta, max(2.0**steps - 1, 1.0))
 
 
-def _yarn(rope: Rope) -> tuple[Settings, Make]:
+def _yarn(rope: Rope) -> Reading:
     """YaRN, with the keys of its first code too."""
     settings = rope.settings
     # A null factor means the ratio of the lengths; an absent one is an error.
@@ -160,7 +160,7 @@ def _amplitude(settings: Values, factor: float, all_dim: float) -> float:
     return temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
 
 
-def _longrope(rope: Rope) -> tuple[Settings, Make]:
+def _longrope(rope: Rope) -> Reading:
     settings = rope.settings
     lists = {
         name: checks.sequence(settings.label + name, settings.get_required(name), "numbers")
@@ -175,13 +175,13 @@ def _longrope(rope: Rope) -> tuple[Settings, Make]:
     return {**lists, **options, ORIGINAL: original}, make
 
 
-def _llama3(rope: Rope) -> tuple[Settings, Make]:
+def _llama3(rope: Rope) -> Reading:
     names = "factor", "low_freq_factor", "high_freq_factor"
     numbers, original = {name: rope.settings.get_number(name) for name in names}, rope.original()
     return numbers | {ORIGINAL: original}, lambda: llama3(rope.unscaled(), **numbers, original_max=original)
 
 
-def _proportional(rope: Rope) -> tuple[Settings, Make]:
+def _proportional(rope: Rope) -> Reading:
     name = SHARES[0]
     shares = rope.settings.look_up(name) | ({} if rope.settings.of_layer_type else rope.config.look_up(name))
     fraction = agreed_value(shares or {name: default_share(rope.settings, rope.config)})
@@ -190,7 +190,7 @@ def _proportional(rope: Rope) -> tuple[Settings, Make]:
 
 
 # The function of each rope type, and the keys that may stand beside it.
-_TYPES: dict[str, tuple[Callable[[Rope], tuple[Settings, Make]], str]] = {
+_TYPES: dict[str, tuple[Callable[[Rope], Reading], str]] = {
     "default": (_default, ""),
     "linear": (_linear, "factor"),
     "dynamic": (_dynamic, "factor"),

@@ -13,6 +13,8 @@ import numpy as np
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import callback, invalid, require, require_type
 
+Json = Mapping[str, Any]  # an object, as json.loads gives it
+
 # Words in the names of keys that speak of positions.
 _WORDS = frozenset(
     "alibi fope logn mrope nope ntk position positional positions rope rotary theta thetas xpos yarn".split()
@@ -29,7 +31,7 @@ def speaks_of_positions(key: str) -> bool:
     return not (_WORDS.isdisjoint(words) or _NEUTRAL.search(key.lower()))
 
 
-def parse_mapping(name: str, value: Any, expected: str = "a mapping") -> Mapping[str, Any]:
+def parse_mapping(name: str, value: Any, expected: str = "a mapping") -> Json:
     """`value`, which must be a mapping whose keys are strings."""
     require_type(isinstance(value, Mapping), name, expected, value)
     for key in value:
@@ -46,7 +48,7 @@ def equal(a: Any, b: Any) -> bool:
         return False
 
 
-def check_agreement(spellings: Mapping[str, Any]) -> None:
+def check_agreement(spellings: Json) -> None:
     """Raises if two spellings of a setting contradict each other."""
     for name, value in spellings.items():
         first, expected = next(iter(spellings.items()))
@@ -54,7 +56,7 @@ def check_agreement(spellings: Mapping[str, Any]) -> None:
             raise invalid(f"{first} = {expected!r:.60} contradicts {name} = {value!r:.60}")
 
 
-def agreed_value(spellings: Mapping[str, Any], default: Any = _MISSING, *, missing: str = "") -> Any:
+def agreed_value(spellings: Json, default: Any = _MISSING, *, missing: str = "") -> Any:
     """The value on which all spellings of a setting agree, or the default; without one, errors name what is missing."""
     require(spellings or default is not _MISSING, "{} is missing", missing)
     check_agreement(spellings)
@@ -67,7 +69,7 @@ class Values:
     A null counts as a missing key, but no default stands for it: `default_unless_null` rejects it.
     """
 
-    def __init__(self, values: Mapping[str, Any], name: str = "", *, of_layer_type: bool = False):
+    def __init__(self, values: Json, name: str = "", *, of_layer_type: bool = False):
         """`of_layer_type`: the values are the rope settings of one layer type."""
         self.values, self.name, self.of_layer_type = values, name, of_layer_type
         self.label = f"{name}." if name else ""
