@@ -102,10 +102,9 @@ def _base(model: Model) -> Iterator[str]:
             yield "an old `rope_scaling` is for full layers"
     elif model.theta != USUAL.theta:
         yield f"base {model.theta:,.0f}"
-    if changed := model.changed_default:
-        key = "" if changed.key == "rope_theta" else f"`{changed.key}` "
-        before = f"{key}{changed.before:,.0f}"
-        yield f"before transformers {changed.since} {before}; a config without it must name its release"
+    for key, (since, before) in model.changed_defaults.items():
+        key = "" if key == "rope_theta" else f"`{key}` "
+        yield f"before transformers {since} {key}{before:,.0f}; a config without it must name its release"
     if model.nested:
         yield "settings for each layer type"
     yield from _settings(model)

@@ -54,18 +54,17 @@ class Config(Values):
         super().__init__(values)
         self.model, self.model_type = model, values.get("model_type")
 
-    def in_release(self, what: str, since: str, now: float, before: float) -> float:
-        """`now`, or `before` in a config for a release before `since`; raises if they differ and it names none."""
+    def in_release(self, key: str, default: float, since: str, before: float) -> float:
+        """The default of a missing key in the config's release: `before` until `since`."""
         written = self.get_string(VERSION)
         release, first = (tuple(map(int, re.findall(r"\d+", str(x))[:2])) for x in (written, since))
-        if release == first and "dev" in str(written):  # before the change or after it
-            release = ()
         message = (
-            "{} is {} since transformers {} and {} before: write rope_parameters, or the release that the config is "
-            "for as transformers_version, got {!r:.60}"
+            "{} is missing: its default is {} since transformers {} and {} before: write it, or the release that the "
+            "config is for as transformers_version, got {!r:.60}"
         )
-        require(release or equal(now, before), message, what, now, since, before, written)
-        return now if release >= first else before
+        is_known = release and not (release == first and "dev" in str(written))  # before the change or after it
+        require(is_known, message, key, default, since, before, written)
+        return default if release >= first else before
 
     @property
     def latent(self) -> bool:

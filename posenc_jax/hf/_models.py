@@ -37,17 +37,6 @@ class Pattern(NamedTuple):
         return [self.full if x else self.other for x in full]
 
 
-class ChangedDefault(NamedTuple):
-    """A default that differs between releases: that of `Model` since the release `since`, `before` in older ones.
-
-    Code that a model was published with counts as older than the release that has its type.
-    """
-
-    since: str
-    before: float
-    key: str = "rope_theta"
-
-
 class Model(NamedTuple):
     """The facts of a model_type.
 
@@ -64,7 +53,7 @@ class Model(NamedTuple):
     theta: float | None = 10_000.0  # the base by default; None: it must be given
     writes_theta: bool = False  # its base stands beside rope_parameters too, and does not matter there
     bases: Mapping[str, tuple[str, float]] = {}  # layer type → (old key, default)
-    changed_default: ChangedDefault | None = None  # the one of these bases that differs between releases
+    changed_defaults: Mapping[str, tuple[str, float]] = {}  # key of a base → since when `theta` holds, and that before
     scaled_types: tuple[str, ...] = ("full_attention",)  # of `bases`, those that an old rope_scaling scales
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
     null_settings: bool = False  # a null in them: layers of this type have no positions
@@ -138,10 +127,10 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "voxtral_realtime_text youtu zaya"
     ): {},
     # the base, in one release and in another
-    "falcon_h1 kyutai_speech_to_text": {"changed_default": ChangedDefault("5.0", 1e5)},
-    "exaone": {"changed_default": ChangedDefault("5.24", 1e4)},
-    "persimmon": {"changed_default": ChangedDefault("5.0", 25_000.0)},
-    "cohere": {"changed_default": ChangedDefault("5.0", 1e4)},
+    "falcon_h1 kyutai_speech_to_text": {"changed_defaults": {"rope_theta": ("5.0", 1e5)}},
+    "exaone": {"changed_defaults": {"rope_theta": ("5.24", 1e4)}},
+    "persimmon": {"changed_defaults": {"rope_theta": ("5.0", 25_000.0)}},
+    "cohere": {"changed_defaults": {"rope_theta": ("5.0", 1e4)}},
     # keys
     "hunyuan_v1_dense hunyuan_v1_moe": {"also": "alpha"},
     "ernie4_5 ernie4_5_moe": {"also": "rope_reorder fuse_rope"},
@@ -153,6 +142,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "lfm2 lfm2_moe": {"also": "full_attn_idxs use_pos_enc", "names": {"rotary_emb_base": "theta"}},
     "lfm3": {"also": "full_attn_idxs"},
     "codegen gpt_neox gpt_neox_japanese gptj": {"usual": ""},
+    # its class ignores rotary_emb_base, which files for the code that the models were published with have
     "nomic_bert": {"usual": "rope_theta", "also": "rotary_emb_base rotary_emb_fraction"},
     "jetmoe": {"usual": "rope_theta"},
     "nemotron_h": {"usual": "", "also": "attention_head_dim"},
@@ -181,12 +171,9 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "modernbert": {"scaled_types": (_FULL, _SLIDING)},
     "modernbert-decoder": {
         "scaled_types": (_FULL, _SLIDING),
-        "changed_default": ChangedDefault("5.0", 160_000.0, "local_rope_theta"),
+        "changed_defaults": {"local_rope_theta": ("5.0", 160_000.0)},
     },
-    "olmo3": {
-        "bases": {_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)},
-        "changed_default": ChangedDefault("5.13", 1e4),
-    },
+    "olmo3": {"bases": {_FULL: ("rope_theta", 5e5), _SLIDING: ("rope_theta", 5e5)}},
     "dots3_note_text": {
         "also": "swa_qk_nope_head_dim swa_head_dim",
         "settings": {},
@@ -228,7 +215,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "ministral3 mistral4": {"query_scale": "beta"},
     # positions of several coordinates
     "ernie4_5_vl_moe_text": {"also": "mrope_alternating"},
-    "qwen3_vl_text qwen3_vl_moe_text": {"changed_default": ChangedDefault("5.0", 5e6)},
+    "qwen3_vl_text qwen3_vl_moe_text": {"changed_defaults": {"rope_theta": ("5.0", 5e6)}},
     "cohere_compass_text": {"null_settings": True},
     # not in transformers: as in the code with which the models were published
     (

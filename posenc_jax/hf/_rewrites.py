@@ -171,6 +171,7 @@ FIXED = by_model_type(
         "glm_moe_dsa": {"indexer_rope_interleave": True},
         "glm5_next_text kimi_linear": {"mla_use_nope": True},
         "lfm2 lfm2_moe": {"use_pos_enc": True},
+        "olmo3": {"rope_theta": 5e5},  # the class reads another for full layers alone, and code before it for all
         "phi3small": {"rope_position_scale": 1.0},
         "qwen": {"pos_emb": "rotary"},
         "roformer gptj codegen": {"rope_theta": 10_000.0, "rotary_value": False, **_NO_SCALING},

@@ -16,11 +16,6 @@ from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, 
 _BASES = "rope_theta", "rotary_emb_base"
 _WIDTHS = "rotary_dim", "attn_rotary_emb", "rope_dim"
 _CLASS = "the class's rope_parameters"
-# Bases that transformers 5 does not read in some layer types, and the base of these types.
-_UNREAD_BASES = {
-    "nomic_bert": ("rotary_emb_base", ROTATING, 1_000.0),
-    "olmo3": ("rope_theta", {"sliding_attention"}, 500_000.0),
-}
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Values]:
@@ -36,7 +31,7 @@ def _class_settings(config: Config, layer_type: str) -> Values | None:
     settings = model.settings.get(layer_type, {}) if model.nested else model.settings
     if settings is None:
         return None
-    outside = {"rope_theta"} if model.bases or model.changed_default or given.intersection(_BASES) else set()
+    outside = {"rope_theta"} if model.bases or model.changed_defaults or given.intersection(_BASES) else set()
     outside |= {SHARES[0]} if given.intersection((*SHARES, "rotary_dim")) else set()
     return Values({key: value for key, value in settings.items() if key not in outside}, _CLASS)
 
@@ -111,15 +106,8 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         )
         rope_type, usual = rope_type_of(settings), default or model.theta
         require(is_old or rope_type == "default", message, settings.label, rope_type, usual)
-        default, changed = config.default_unless_null(default, *keys), model.changed_default
-        if changed and changed.key in keys:
-            what = f"{changed.key} is missing: its default"
-            default = config.in_release(what, changed.since, default, changed.before)
-    elif not inside:
-        key, unread_types, now = _UNREAD_BASES.get(config.model_type or "", ("", (), 0.0))
-        if layer_type in unread_types and key in outside:
-            what = f"the base of layers of type {layer_type}"
-            outside[what] = config.in_release(what, "5.0", now, outside[key])
+        default, changed = config.default_unless_null(default, *keys), model.changed_defaults.get("".join(keys))
+        default = config.in_release(keys[0], default, *changed) if changed else default
     by_default = {} if default is None else {f"the base of {config.label_of_type}": default}
     spellings = inside | outside or by_default
     base, name = agreed_value(spellings, missing="rope_theta"), next(iter(spellings))
