@@ -156,25 +156,20 @@ def _scale(config: Config, model_type: str, head_dim: int) -> float | None:
 # Factors of the queries that grow with their position
 
 
-def scale_with_positions(rope: Rope) -> QueryScale | None:
-    """The query scale of layers that rotate."""
-    config = rope.config
-    if config.model.query_scale == "beta":
+def query_scale_of(config: Config, rope: Rope | None) -> QueryScale | HeadScale | None:
+    """The query scale of a layer with these rope settings; None: without positions."""
+    kind, written = config.model.query_scale, written_scale(config, "query_scale")
+    if kind == "llama4" and not rope and config.get_flag("attn_temperature_tuning", default=True):
+        period = checks.integer("floor_scale", config.get("floor_scale", default=8192), 2)  # above the offset
+        return QueryScale(config.get_number("attn_scale", default=0.1), period, 1)
+    if kind == "beam" and not rope:
+        return QueryScale(0.1, 2048, 1, "power")
+    if kind == "beta" and rope:
         return QueryScale(rope.settings.get_number("llama_4_scaling_beta"), rope.original())
-    if config.model.query_scale == "logn" and config.get_flag("use_logn_attn", default=True):
+    if kind == "logn" and rope and config.get_flag("use_logn_attn", default=True):
         length = checks.integer("seq_length", config.get_required("seq_length"), 2)
         return QueryScale(1 / math.log(length), length, 1, "log")
-    return None
-
-
-def scale_without_positions(config: Config) -> QueryScale | None:
-    """The query scale of layers without positions."""
-    if config.model.query_scale == "beam":
-        return QueryScale(0.1, 2048, 1, "power")
-    if config.model.query_scale != "llama4" or not config.get_flag("attn_temperature_tuning", default=True):
-        return None
-    period = checks.integer("floor_scale", config.get("floor_scale", default=8192), 2)  # above the offset
-    return QueryScale(config.get_number("attn_scale", default=0.1), period, 1)
+    return written
 
 
 def written_scale(config: Config, key: str) -> QueryScale | HeadScale | None:

@@ -10,13 +10,7 @@ from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public, require
-from posenc_jax.hf._attending import (
-    scale_with_positions,
-    scale_without_positions,
-    with_attention,
-    written_attention,
-    written_scale,
-)
+from posenc_jax.hf._attending import query_scale_of, with_attention, written_attention, written_scale
 from posenc_jax.hf._config import (
     LAYOUT_FLAGS,
     WRITTEN,
@@ -31,7 +25,7 @@ from posenc_jax.hf._models import Model
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._rewrites import rewritten
 from posenc_jax.hf._rope import LEARNED, MAXIMUM, Rope, frequencies_of
-from posenc_jax.hf._settings import base_of, rope_settings, rotary_dim_of, settings_by_type, share_for, widths_of
+from posenc_jax.hf._settings import base_of, head_dim_of, rope_settings, rotary_dim_of, settings_by_type, share_for
 from posenc_jax.hf._values import Json, Values, agreed_value
 
 
@@ -169,11 +163,10 @@ def _layer(
     config: Config, layer_type: str, settings: Values | None, base: float | None, length: int | None
 ) -> RotaryLayer:
     """A layer of type `layer_type` with these rope settings (None: without positions); `base` replaces their base."""
-    head_dim, width = widths_of(config, layer_type)
-    scale, attention = written_scale(config, "query_scale"), written_attention(config)
+    head_dim, attention = head_dim_of(config, layer_type), written_attention(config)
     if settings is None:
-        return RotaryLayer(geometric(0), head_dim, scale or scale_without_positions(config), **attention)
-    width, base_of_type = rotary_dim_of(settings, config, head_dim, width), base_of(settings, config, layer_type)
+        return RotaryLayer(geometric(0), head_dim, query_scale_of(config, None), **attention)
+    width, base_of_type = rotary_dim_of(settings, config, head_dim), base_of(settings, config, layer_type)
     rope = Rope(settings, config, width, base_of_type if base is None else base, length)
     frequencies, completed = frequencies_of(rope)
     if not config.latent or config.model.latent == "unscaled":
@@ -181,8 +174,8 @@ def _layer(
     if not config.latent:
         completed |= {"partial_rotary_factor": share_for(width, head_dim)} if width < head_dim else {}
     learned = completed.get(LEARNED)
-    completed_items, scale = tuple(sorted(completed.items())), scale or scale_with_positions(rope)
-    return RotaryLayer(frequencies, head_dim, scale, completed_items, learned, **attention)
+    items, scale = tuple(sorted(completed.items())), query_scale_of(config, rope)
+    return RotaryLayer(frequencies, head_dim, scale, items, learned, **attention)
 
 
 def _layout(config: Config, layout: Any) -> Layout:

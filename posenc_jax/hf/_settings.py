@@ -118,19 +118,11 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
 # The width of a head, and how many of its features rotate
 
 
-def widths_of(config: Config, layer_type: str) -> tuple[int, int]:
-    """head_dim in layers of type `layer_type`, and how many of its features may rotate: fewer in latent attention."""
-    if not config.latent:
-        head_dim = _head_dim_of(config, layer_type)
-        return head_dim, head_dim
-    width, rest = config.get_integer("qk_rope_head_dim"), config.get_integer("qk_nope_head_dim")
-    head_dim = checks.size("qk_nope_head_dim + qk_rope_head_dim", rest + width)
-    return head_dim, _parse_even("qk_rope_head_dim", width, head_dim)
-
-
-def _head_dim_of(config: Config, layer_type: str) -> int:
-    """The width of a head where attention is not latent."""
-    model, names = config.model, HEAD_DIMS
+def head_dim_of(config: Config, layer_type: str) -> int:
+    """The width of a head in layers of type `layer_type`."""
+    model, names, parts = config.model, HEAD_DIMS, ("qk_nope_head_dim", "qk_rope_head_dim")
+    if config.latent:
+        return checks.size(" + ".join(parts), sum(map(config.get_integer, parts)))
     is_global = layer_type == "full_attention" and config.look_up("global_head_dim")
     if is_global and "per_layer_config" not in config.values:  # it holds the widths that differ
         names = ("global_head_dim",)
@@ -143,10 +135,12 @@ def _head_dim_of(config: Config, layer_type: str) -> int:
     return checks.size("hidden_size", hidden // heads)
 
 
-def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -> int:
-    """How many features of a head rotate by these rope settings; `head_dim` and `width` come from `widths_of`."""
-    reads, inside = config.model.reads, settings.look_up(SHARES[0])
+def rotary_dim_of(settings: Values, config: Config, head_dim: int) -> int:
+    """How many features of a head rotate by these rope settings."""
+    inside, others = settings.look_up(SHARES[0]), config.look_up(*_WIDTHS)
     if config.latent:
+        width = _parse_even("qk_rope_head_dim", config.get("qk_rope_head_dim"), head_dim)
+        check_agreement({"qk_rope_head_dim": width} | others)
         wholes = (width,) if config.model.partial == 1 else (head_dim, width)  # 1: the class counts it of the width
         for name, share in (inside | config.look_up(*SHARES)).items():
             if width not in (share_of(name, share, n) for n in wholes):
@@ -156,8 +150,8 @@ def rotary_dim_of(settings: Values, config: Config, head_dim: int, width: int) -
         return head_dim
     outside = {} if settings.of_layer_type else config.look_up(*SHARES)
     widths = {f"{name} (of {head_dim})": share_of(name, x, head_dim) for name, x in (inside | outside).items()}
-    widths |= (others := config.look_up(*_WIDTHS))
-    is_read = inside or reads.intersection((*outside, *others))
+    widths |= others
+    is_read = inside or config.model.reads.intersection((*outside, *others))
     default_name = f"the width of model_type {config.model_type!r}" if config.model_type else "head_dim"
     if config.model.partial is None or not is_read:
         widths = {default_name: int(head_dim * default_share(settings, config))} | widths
