@@ -63,10 +63,8 @@ def _nested(config: Config, settings: Values, types: list[str]) -> dict[str, Val
     for layer_type, value in settings.values.items():
         fits, label = layer_type in types or layer_type in ROTATING, f"{name}.{layer_type}"
         require(fits, "the key {} = {!r:.60} is none of the layer_types", label, value)
-        message = "{} must be a mapping, got None: in model_type {!r} every layer type has positions"
-        may_be_null = model.null_settings or layer_type not in ROTATING
-        require(value is not None or may_be_null, message, label, config.model_type)
-        result[layer_type] = None if value is None else Values(parse_mapping(label, value), label, of_layer_type=True)
+        is_null = value is None and (model.null_settings or layer_type not in ROTATING)
+        result[layer_type] = None if is_null else Values(parse_mapping(label, value), label, of_layer_type=True)
     has_types = config.model_type or config.look_up("layer_types", "layers_block_type")
     message = "layer_types is missing, and {} has settings for {}"
     require(has_types or result.keys() <= set(types), message, name, sorted(result))
@@ -96,7 +94,7 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         default = None if settings.of_layer_type else model.theta
     unread = config.look_up(*(key for key in _BASES if key not in read))
     outside = {} if inside and settings.of_layer_type and not model.bases else config.look_up(*keys)
-    settings.default_unless_null(default or next(iter(outside.values()), None), "rope_theta")
+    settings.default_unless_null(default, "rope_theta")
     if not inside and not outside:
         # Settings that replace those of a file have lost its base. Files from before 2024, with `type`, may have none.
         is_old = settings.name == RAW[0] and (model.bases or not settings.look_up("rope_type"))
@@ -110,9 +108,8 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         default = config.in_release(keys[0], default, *changed) if changed else default
     by_default = {} if default is None else {f"the base of {config.label_of_type}": default}
     spellings = inside | outside or by_default
-    base, name = agreed_value(spellings, missing="rope_theta"), next(iter(spellings))
-    check_agreement({name: base} | unread)
-    return checks.positive(name, base)
+    base = agreed_value(spellings and spellings | unread, missing="rope_theta")
+    return checks.positive(next(iter(spellings)), base)
 
 
 # The width of a head, and how many of its features rotate

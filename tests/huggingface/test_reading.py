@@ -334,7 +334,7 @@ REFUSED = [
     ("gemma3_text", {"rope_parameters": {"factor": 8.0}},
      "rope_parameters must hold settings for each of the layer types ['full_attention', 'sliding_attention']"),
     ("gemma3_text", {"rope_parameters": {"sliding_attention": None}},
-     "rope_parameters.sliding_attention must be a mapping, got None: in model_type 'gemma3_text' every layer type has positions"),
+     "rope_parameters.sliding_attention must be a mapping, got NoneType None"),
     ("gemma3_text", {"rope_scaling": {"full_attention": {}}},
      "rope_scaling must hold one set of settings, not those of layer types, got {'full_attention': {}}"),
     ("glm4_moe_lite", {"partial_rotary_factor": 0.25},  # a share of the latent width, which is a quarter of the head
