@@ -83,15 +83,15 @@ class Config(Values):
 
     def check_flags(self, rotates: bool) -> None:
         """Raises for a flag that the code does not read, and that contradicts it."""
-        has = f"layers of {self.label_of_type} have {'a rotary embedding' if rotates else 'no positions'}"
+        message = "{} = {!r:.60} contradicts the code of {}"
         is_read = {"use_mrope": self.model.sections is not None, "use_logn_attn": self.model.query_scale == "logn"}
         for name in filter(self.look_up, _FLAGS):
             fits = not rotates or is_read.get(name) or self.get_flag(name) == _FLAGS[name]
-            require(fits, "{} = {} contradicts the code: {}", name, not _FLAGS[name], has)
+            require(fits, message, name, not _FLAGS[name], self.label_of_type)
         name = self.get_string(POSITIONS)
         if name is not None and (rotates or POSITIONS not in self.model.reads):
-            usual_names = {"rope", "rotary", "rope_gptj"} if rotates else {"nope"}
-            require(name.lower() in usual_names, "{} = {!r:.60} contradicts the code: {}", POSITIONS, name, has)
+            fits = name.lower() in (("rope", "rotary", "rope_gptj") if rotates else ("nope",))
+            require(fits, message, POSITIONS, name, self.label_of_type)
 
 
 def model_of(values: Json) -> Model:
@@ -118,8 +118,9 @@ def with_class_values(values: Json, model: Model) -> dict[str, Any]:
         if result.get(other) is not None:
             check_agreement(Values(result).look_up(other, name))
             result[name] = result.pop(other)
-    has_head_dim = Values(result).look_up(*HEAD_DIMS[1:])
-    defaults = {key: value for key, value in model.defaults.items() if not (has_head_dim and key == HEAD_DIMS[0])}
+    defaults = dict(model.defaults)
+    if Values(result).look_up(*HEAD_DIMS[1:]):
+        defaults.pop(HEAD_DIMS[0], None)
     return defaults | result
 
 

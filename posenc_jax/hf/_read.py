@@ -88,9 +88,11 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
             same = _agreed_plan(values | beside, layout, length) == plan
         except (TypeError, ValueError):
             same = False
-        shown = ", ".join(f"{key} = {value!r:.60}" for key, value in beside.items())
-        message = "{} beside the language model's config would change it, but its class does not read it there"
-        require(same, message + ": write it into that config, or remove it", shown)
+        message = (
+            "{!r:.200} beside the language model's config would change it, but its class does not read it there: write "
+            "it into that config, or remove it"
+        )
+        require(same, message, beside)
     return plan
 
 

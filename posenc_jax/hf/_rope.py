@@ -102,10 +102,6 @@ def _parse_length(spellings: dict[str, Any], missing: str) -> int:
     return checks.length(next(iter(spellings)), int(value) if whole else value)
 
 
-def _default(rope: Rope) -> Reading:
-    return {}, rope.unscaled
-
-
 def _linear(rope: Rope) -> Reading:
     factor = rope.settings.get_number("factor")
     return {"factor": factor}, lambda: linear_scaling(rope.unscaled(), factor)
@@ -138,26 +134,20 @@ def _yarn(rope: Rope) -> Reading:
     is_read = not (settings.of_layer_type or rope.config.model.bases)
     message = "{}truncate = False, which transformers does not read in settings for a layer type"
     require(truncate or is_read, message, settings.label)
-    original, all_dim = rope.original(), settings.get_number("mscale_all_dim", default=None) or 0.0
-    completed = {
-        "beta_fast": settings.get_number("beta_fast", default=None) or 32.0,
-        "beta_slow": settings.get_number("beta_slow", default=None) or 1.0,
-        "truncate": truncate,
-        "attention_factor": _amplitude(settings, factor, all_dim),
-    }
-    make = partial(yarn, rope.width, rope.theta, factor, original, **completed)
-    others = {"factor": factor, ORIGINAL: original} | ({"mscale_all_dim": all_dim} if all_dim else {})
-    return completed | others, make
-
-
-def _amplitude(settings: Values, factor: float, all_dim: float) -> float:
-    """YaRN's amplitude, by attention_factor or by the keys that change its default."""
     unread = settings.look_up("extrapolation_factor", "attn_factor", "apply_yarn_scaling")
     check_agreement(unread | {"that of the code": 1.0})
-    amplitude, mscale = (settings.get_number(name, default=None) for name in ("attention_factor", "mscale"))
-    if amplitude is not None:
-        return amplitude
-    return temperature(factor, mscale) / temperature(factor, all_dim) if mscale and all_dim else temperature(factor)
+    amplitude, mscale, all_dim, beta_fast, beta_slow = (
+        settings.get_number(name, default=None)
+        for name in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+    )
+    if amplitude is None:
+        is_ratio = mscale and all_dim
+        amplitude = temperature(factor, mscale) / temperature(factor, all_dim) if is_ratio else temperature(factor)
+    original = rope.original()
+    options = {"beta_fast": beta_fast or 32.0, "beta_slow": beta_slow or 1.0}
+    options |= {"truncate": truncate, "attention_factor": amplitude}
+    completed = {"factor": factor, ORIGINAL: original} | options | ({"mscale_all_dim": all_dim} if all_dim else {})
+    return completed, partial(yarn, rope.width, rope.theta, factor, original, **options)
 
 
 def _longrope(rope: Rope) -> Reading:
@@ -191,7 +181,7 @@ def _proportional(rope: Rope) -> Reading:
 
 # The function of each rope type, and the keys that may stand beside it.
 _TYPES: dict[str, tuple[Callable[[Rope], Reading], str]] = {
-    "default": (_default, ""),
+    "default": (lambda rope: ({}, rope.unscaled), ""),
     "linear": (_linear, "factor"),
     "dynamic": (_dynamic, "factor"),
     "dynamic_steps": (_dynamic_steps, ""),  # written by the rewriter of Qwen 1, whose configs say it in other keys
@@ -228,7 +218,7 @@ def _with_coordinates(rope: Rope, frequencies: Frequencies) -> tuple[Frequencies
     sections = None if model.sections is None else settings.get("mrope_section", default=model.sections or None)
     if sections is None:
         return frequencies, {}
-    name = next(iter(settings.look_up("mrope_section")), f"the mrope_section of model_type {model_type!r}")
+    name = settings.spelling("mrope_section")
     sections = checks.positive_ints(name, sections)
     require(not (model_type and sections[3:]), "{} must have three sections, got {}", name, sections)
     completed = {"mrope_section": sections}

@@ -12,7 +12,7 @@ from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import describe, public, require, wrong_type
 from posenc_jax.hf._read import rotary_from_config
-from posenc_jax.hf._values import check_agreement, parse_mapping
+from posenc_jax.hf._values import parse_mapping
 
 
 @public
@@ -72,8 +72,6 @@ def frequencies_from_rope_parameters(
     settings = parse_mapping("rope_parameters", {} if rope_parameters is None else rope_parameters)
     is_one_set = not any(isinstance(value, Mapping) for value in settings.values())
     require(is_one_set, "rope_parameters must be one set of settings, not those of layer types, got {!r:.60}", settings)
-    if (repeated := settings.get("rope_theta")) is not None:
-        check_agreement({"base": base, "rope_parameters.rope_theta": repeated})
     text = json.dumps(dict(settings), default=_parse_array)  # hashable, and tells 1, 1.0 and true apart
     return _read(head_dim, base, text, length, checks.flag("axes", axes))
 

@@ -9,7 +9,6 @@ from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax.hf._config import WRITTEN
 from posenc_jax.hf._plan import RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config
-from posenc_jax.hf._rope import MAXIMUM
 
 
 @public
@@ -81,10 +80,8 @@ def _settings(layers: tuple[RotaryLayer, ...]) -> dict[str, Any]:
     """The rope settings, by layer type if there are several, and which layers have none."""
     distinct = dict.fromkeys(layer.settings for layer in layers if layer.settings)
     names = {settings: f"rope_{i}" for i, settings in enumerate(distinct)}
-    values = lambda x: {k: [*v] if isinstance(v, tuple) else v for k, v in x if k != MAXIMUM}  # noqa: E731
-    by_type = {name: values(settings) for settings, name in names.items()}
-    lengths = {key: value for settings in names for key, value in settings if key == MAXIMUM}
+    by_type = {names[x]: {key: [*v] if isinstance(v, tuple) else v for key, v in x} for x in distinct}
     types = [names.get(layer.settings, "no_rope") for layer in layers]
     if by_type and len({*types}) == 1:
-        return lengths | {"rope_parameters": by_type[types[0]]}
-    return lengths | {"layer_types": types, "rope_parameters": dict.fromkeys(types) | by_type}
+        return {"rope_parameters": by_type[types[0]]}
+    return {"layer_types": types, "rope_parameters": dict.fromkeys(types) | by_type}

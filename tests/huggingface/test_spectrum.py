@@ -40,7 +40,7 @@ def test_refused_as_by_the_reader(settings, message):
 def test_refused_without_a_config():
     of_types = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
     for head_dim, base, settings, message in [
-        (64, 1e4, {"rope_theta": 5e5}, "base = 10000.0 contradicts rope_parameters.rope_theta = 500000.0"),
+        (64, 1e4, {"rope_theta": 5e5}, "rope_parameters.rope_theta = 500000.0 contradicts rope_theta = 10000.0"),
         (64, 1e4, of_types, "rope_parameters must be one set of settings, not those of layer types"),
         (64, 1e4, [], "rope_parameters must be a mapping, got list"),
         (64, 1e4, {"factor": {1}}, "rope_parameters must hold numbers, strings, booleans and lists, got set"),
