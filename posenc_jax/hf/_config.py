@@ -157,9 +157,9 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
     """
     require(depth, "config must hold its text_config within four levels")
     composite, model_type = parse_config(config, label)
-    facts = PARTS.get(model_type or "", {})
+    facts = PARTS.get(model_type, {})
     languages = (key for key, part in facts.items() if part.get("language"))
-    keys = dict.fromkeys((*_TEXT_KEYS, *languages, *_OLD_KEYS.get(model_type or "", ())))
+    keys = dict.fromkeys((*_TEXT_KEYS, *languages, *_OLD_KEYS.get(model_type, ())))
     parts = {key: composite.values[key] for key in keys if composite.look_up(key)}
     if not parts:
         composite.reject_unknown(keys, "rotary_from_config", lambda key: False)
@@ -183,7 +183,7 @@ def parse_text_config(config: Any, depth: int = 4, label: str = "config") -> tup
     if composite.look_up(VERSION):
         text.setdefault(VERSION, composite.values[VERSION])
     for key, value in composite.values.items():
-        is_setting = (key in _TEXT_SETTINGS or speaks_of_positions(key)) and key != _UNRELATED.get(model_type or "")
+        is_setting = (key in _TEXT_SETTINGS or speaks_of_positions(key)) and key != _UNRELATED.get(model_type)
         if is_setting and value is not None and not equal(value, text.get(key)):
             beside[key] = value
     return text, beside

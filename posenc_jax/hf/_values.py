@@ -156,21 +156,21 @@ class Values:
             if value is None or key in known or key[:1] == "_":  # transformers 4 wrote some private attributes
                 continue
             meant = [] if key in others else difflib.get_close_matches(key.lower(), absent, 1, 0.85)
-            if meant or matters(key):
-                hint = "".join(f": is {self.label}{name} meant?" for name in meant)
-                raise invalid(f"the key {self.label}{key} = {value!r:.60} is not read by {reads}{hint}")
+            hint = "".join(f": is {self.label}{name} meant?" for name in meant)
+            message = "the key {}{} = {!r:.60} is not read by {}{}"
+            require(not meant and not matters(key), message, self.label, key, value, reads, hint)
 
 
-def parse_config(config: Any, label: str = "config") -> tuple[Values, str | None]:
-    """A config, which is a mapping or has to_dict(), and its model_type."""
+def parse_config(config: Any, label: str = "config") -> tuple[Values, str]:
+    """A config, which is a mapping or has to_dict(), and its model_type, empty if it has none."""
     if not isinstance(config, type) and callable(getattr(config, "to_dict", None)):
         with callback():
             config = config.to_dict()
     result = Values(parse_mapping(label, config, "a mapping or have to_dict()"))
-    return result, result.get_string("model_type") or None
+    return result, result.get_string("model_type") or ""
 
 
-def reject_refused(name: str | None, refused: Mapping[str, str]) -> None:
+def reject_refused(name: str, refused: Mapping[str, str]) -> None:
     """Raises for a model_type that is refused by name."""
-    reason = refused.get(name or "")
+    reason = refused.get(name)
     require(not reason, "model_type {!r} is not read: {}", name, reason)
