@@ -132,16 +132,14 @@ def _setting(config: Values, part: str, key: str, default: int, parse: Callable[
 def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
     names = ("image", "video_start", "video_end") if facts.frames_as_images else _KINDS
-    ids = {}
+    ids, kinds = {}, np.zeros(tokens.shape, np.int8)
     for name in names:
         if name in facts.tokens:
             keys = f"{name}_token_id", f"{name}_token_index"
             ids[name] = checks.integer(config.spelling(*keys), config.get(*keys, default=facts.tokens[name]))
+            if name in _KINDS:
+                kinds[tokens == ids[name]] = _KINDS.index(name)
     require(len({*ids.values()}) == len(ids), "the tokens must differ, got {}", ids)
-    kinds = np.zeros(tokens.shape, np.int8)
-    for kind, name in enumerate(_KINDS):
-        if name in ids:
-            kinds[tokens == ids[name]] = kind
     if facts.frames_as_images:
         starts, ends = (np.cumsum(tokens == ids[name], -1) for name in names[1:])
         kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
@@ -199,12 +197,12 @@ def _omni_spans(facts: Multimodal, runs: Iterator[TokenRun], grids: Grids) -> It
     tokens are spans of their own, because the model rounds every sum of fractional positions.
     """
     groups = [(is_text, list(group)) for is_text, group in itertools.groupby(runs, lambda run: run.kind == TEXT)]
-    edges = [0, *(0 if is_text else min(len(group), 2) for is_text, group in groups), 0]
+    edges = [0, *(min(len(group), 2) for _, group in groups), 0]
     for (is_text, group), before, after in zip(groups, edges, edges[2:], strict=False):
         if is_text:
             yield from _text_between(facts, group[0], before, after)
         elif len(group) > 1:
-            yield _video_with_audio(group, grids["video"])
+            yield _video_with_audio(facts, group, grids)
         elif group[0].kind == AUDIO:
             yield spans.text(group[0].length)._replace(extent=None)
         else:
@@ -226,14 +224,13 @@ def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> l
 _SHARED = Span(np.zeros((2, 3)), 1)  # two tokens at one position
 
 
-def _video_with_audio(runs: list[TokenRun], videos: deque[Grid]) -> Span:
+def _video_with_audio(facts: Multimodal, runs: list[TokenRun], grids: Grids) -> Span:
     """Frames and audio, each counted by itself; the next span starts above their last token."""
     where = f"{runs[0].where} to {runs[-1].where}"
-    kinds = np.repeat([run.kind for run in runs], [run.length for run in runs])
     message = "{} must have text between placeholders, unless they are those of a video and its audio"
-    require({*kinds} == {VIDEO, AUDIO}, message, where)
-    offsets, frames = np.zeros((len(kinds), 3)), kinds == VIDEO
-    grid = spans.next_grid(videos, "video", runs[0]).check(int(frames.sum()), where)
-    offsets[frames] = grid.span("maximum").offsets
-    offsets[~frames] = spans.text(len(kinds) - grid.tokens).offsets
+    require({run.kind for run in runs} == {VIDEO, AUDIO}, message, where)
+    of_video = np.repeat([run.kind == VIDEO for run in runs], [run.length for run in runs])
+    offsets, count = np.zeros((len(of_video), 3)), int(of_video.sum())
+    offsets[of_video] = _span_of(facts, TokenRun(VIDEO, 0, count, where), grids).offsets
+    offsets[~of_video] = spans.text(len(offsets) - count).offsets
     return Span(offsets, None, last=1)

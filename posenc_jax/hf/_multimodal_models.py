@@ -67,13 +67,19 @@ MULTIMODAL = {
 # Composites: the model_type of the part that has the placeholders.
 THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 
-_REASONS = {
-    "the placeholders of its images count on like text, in all coordinates, as positions_from_mask counts": """
-        colqwen2 minicpm_ocr minicpmv4_6""",
-    "it lays slices of images out on a canvas, around which its markers have positions of their own": "minicpmv4_7",
-    "each frame of its videos begins a new block of positions, and each row of a grid ends in a token of its own": """
-        hy_v4_vl""",
-    "its positions have four coordinates, with the number of the image; rotary_from_config does not read it either": """
-        hunyuan_vl""",
-}
-REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+REFUSED = by_model_type(
+    {
+        "colqwen2 minicpm_ocr minicpmv4_6": (
+            "the placeholders of its images count on like text, in all coordinates, as positions_from_mask counts"
+        ),
+        "minicpmv4_7": "it lays slices of images out on a canvas, around which its markers have positions of their own",
+        "hy_v4_vl": (
+            "each frame of its videos begins a new block of positions, and each row of a grid ends in a token of its "
+            "own"
+        ),
+        "hunyuan_vl": (
+            "its positions have four coordinates, with the number of the image; rotary_from_config does not read it "
+            "either"
+        ),
+    }
+)

@@ -145,6 +145,8 @@ def _ordered(grid: PatchGrid, *sides: int) -> np.ndarray:
     count = math.prod(sides) + grid.leading + grid.trailing
     require(count < 2**31, "shape must have fewer than 2³¹ tokens, got {!r:.60}", sides)
     time, row, column = indices = np.indices(sides, np.int32).reshape(3, -1)
+    if grid.merge == 1 and not grid.window:
+        return indices
     window = grid.window * grid.merge or max(sides)
     order = np.lexsort((column // grid.merge, row // grid.merge, column // window, row // window, time))  # stable
     return indices[:, order]

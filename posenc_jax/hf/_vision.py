@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +68,8 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     """
     config = TowerConfig(parse_tower_config(config, {}))
     facts, head_dim = config.facts, _head_dim(config)
-    layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
+    base = checks.positive("rope_theta", config.rope_setting("rope_theta"))
+    layer = RotaryLayer(_frequencies(facts, base, head_dim), head_dim)
     count = config.count(facts.depth)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     quirk = QUIRKS.get(config.values["model_type"])
@@ -83,18 +85,6 @@ def _head_dim(config: TowerConfig) -> int:
     heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate", default=1)
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
     return agreed_value({f"{name} / heads": hidden // heads} | config.look_up("head_dim"))
-
-
-def _base(config: TowerConfig) -> float:
-    """The base."""
-    rope, settings = config.facts.rope, config.settings
-    for name, rope_type in settings.look_up("rope_type", "type").items():
-        # transformers takes "default" for "axial"
-        checks.one_of(name, rope_type, tuple(sorted({rope["rope_type"], "default"})))
-    for values in (config, settings):
-        values.default_unless_null(rope["rope_theta"], "rope_theta")
-    bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
-    return checks.positive("rope_theta", agreed_value(bases, rope["rope_theta"]))
 
 
 def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
@@ -120,7 +110,10 @@ def _grid(config: TowerConfig) -> PatchGrid:
         window = side // (merge * patch)
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
     leading = grid.leading + config.count("num_register_tokens", 0, default=0)
-    shapes = [_height_and_width(config.values, name) for name in facts.shapes]
+    shapes = [
+        _image_shape(config.values) if name == "image_size" else _height_and_width(config.values, name)
+        for name in facts.shapes
+    ]
     return dataclasses.replace(grid, merge=merge, window=window, leading=leading, shapes=shapes)
 
 
@@ -130,6 +123,14 @@ def _height_and_width(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     sides = [value] * 2 if isinstance(value, int) else checks.sequence(name, value, "a width and a height")
     require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
     return tuple(parse_count(name, side, 1) for side in sides[::-1])
+
+
+def _image_shape(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The height and the width of image_size in patches."""
+    image, patch = _height_and_width(values, "image_size"), _height_and_width(values, "patch_size")
+    shape = tuple(map(operator.floordiv, image, patch))
+    require(all(shape), "image_size must hold a patch, got {}", image)
+    return shape
 
 
 # What one tower alone does: fields of the plan that `TOWERS` does not say. The docstring of each function says what is
@@ -160,7 +161,7 @@ def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
 def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
     (layer, *_), (grid, *_), count = plan.layers, plan.grids, len(plan.layers)
-    window, shape, name = config.count("window_size"), _grid_of(config.values), "global_attn_indexes"
+    window, shape, name = config.count("window_size"), _image_shape(config.values), "global_attn_indexes"
     layers, grids = [layer] * count, [dataclasses.replace(grid, inside=window)] * count
     scaled = linear_scaling(layer.frequencies, shape[1] / window)
     for i, index in enumerate(checks.sequence(name, config.values[name], "integers")):
@@ -170,17 +171,11 @@ def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     return {"layers": layers, "grids": grids}
 
 
-def llama4_vision_model(config: TowerConfig, plan: VisionPlan) -> Fields:
-    """The tower takes image_size alone."""
-    grid = dataclasses.replace(plan.grids[0], shapes=[_grid_of(config.values)])
-    return {"grids": [grid] * len(plan.grids)}
-
-
 def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
     tower = config.given.get_mapping("vision_config").get_mapping("backbone_config").values
     tower = {**TOWERS["sam3_vit_model"].defaults, **tower, "image_size": config.count("image_size")}
-    shapes = {"image_size / patch_size": _grid_of(tower)}
+    shapes = {"image_size / patch_size": _image_shape(tower)}
     for name in config.given.look_up("memory_attention_rope_feat_sizes"):
         shapes[name] = _height_and_width(config.values, name)
     grid = dataclasses.replace(plan.grids[0], shapes=[agreed_value(shapes)])
@@ -202,30 +197,19 @@ def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
 def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
     heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
-    share = agreed_value(config.look_up(name) | config.settings.look_up(name), config.facts.rope[name])
+    share = config.rope_setting(name)
     fits = 2 * checks.number(name, share) == heads
     require(fits, "{} must be half of num_attention_heads = {}, got {!r}", name, heads, share)
     return {}
 
 
-QUIRKS = {
-    quirk.__name__: quirk
-    for quirk in (
-        efficientloftr,
-        eomt_dinov3,
-        gemma4_vision,
-        lfm3_vl_vision,
-        llama4_vision_model,
-        minimax_m3_vl_vision,
-        sam3_tracker_video,
-        sam3_vit_model,
-    )
-}
-
-
-def _grid_of(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The height and the width of image_size in patches."""
-    image, patch = _height_and_width(values, "image_size"), _height_and_width(values, "patch_size")
-    shape = tuple(length // side for length, side in zip(image, patch, strict=True))
-    require(all(shape), "image_size must hold a patch, got {}", image)
-    return shape
+_QUIRKS = (
+    efficientloftr,
+    eomt_dinov3,
+    gemma4_vision,
+    lfm3_vl_vision,
+    minimax_m3_vl_vision,
+    sam3_tracker_video,
+    sam3_vit_model,
+)
+QUIRKS = {quirk.__name__: quirk for quirk in _QUIRKS}
