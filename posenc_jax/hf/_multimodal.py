@@ -199,14 +199,7 @@ def _omni_spans(facts: Multimodal, runs: Iterator[TokenRun], grids: Grids) -> It
     groups = [(is_text, list(group)) for is_text, group in itertools.groupby(runs, lambda run: run.kind == TEXT)]
     edges = [0, *(min(len(group), 2) for _, group in groups), 0]
     for (is_text, group), before, after in zip(groups, edges, edges[2:], strict=False):
-        if is_text:
-            yield from _text_between(facts, group[0], before, after)
-        elif len(group) > 1:
-            yield _video_with_audio(facts, group, grids)
-        elif group[0].kind == AUDIO:
-            yield spans.text(group[0].length)._replace(extent=None)
-        else:
-            yield _span_of(facts, group[0], grids)
+        yield from _text_between(facts, group[0], before, after) if is_text else [_media_span(facts, group, grids)]
 
 
 def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> list[Span]:
@@ -224,13 +217,16 @@ def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> l
 _SHARED = Span(np.zeros((2, 3)), 1)  # two tokens at one position
 
 
-def _video_with_audio(facts: Multimodal, runs: list[TokenRun], grids: Grids) -> Span:
-    """Frames and audio, each counted by itself; the next span starts above their last token."""
-    where = f"{runs[0].where} to {runs[-1].where}"
+def _media_span(facts: Multimodal, runs: list[TokenRun], grids: Grids) -> Span:
+    """An image, a video, audio, or a video with audio, each counted by itself; the next starts above the last token."""
+    where = " to ".join(dict.fromkeys((runs[0].where, runs[-1].where)))
+    kinds = {run.kind for run in runs}
     message = "{} must have text between placeholders, unless they are those of a video and its audio"
-    require({run.kind for run in runs} == {VIDEO, AUDIO}, message, where)
-    of_video = np.repeat([run.kind == VIDEO for run in runs], [run.length for run in runs])
-    offsets, count = np.zeros((len(of_video), 3)), int(of_video.sum())
-    offsets[of_video] = _span_of(facts, TokenRun(VIDEO, 0, count, where), grids).offsets
-    offsets[~of_video] = spans.text(len(offsets) - count).offsets
+    require(len(runs) == 1 or kinds == {VIDEO, AUDIO}, message, where)
+    is_audio = np.repeat([run.kind == AUDIO for run in runs], [run.length for run in runs])
+    offsets, count = np.zeros((len(is_audio), 3)), int(is_audio.sum())
+    offsets[is_audio] = spans.text(count).offsets
+    for kind in kinds - {AUDIO}:
+        run = TokenRun(kind, 0, len(is_audio) - count, where)
+        offsets[~is_audio] = _span_of(facts, run, grids).offsets
     return Span(offsets, None, last=1)

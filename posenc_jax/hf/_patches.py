@@ -115,14 +115,14 @@ def table_rows(method: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> j
     require(method not in ("none", "unknown"), "table must be left out, because that of the plan is {!r}", method)
     axes = ("2", "positions", "dim") if method == "by_coordinate" else ("rows", "columns", "dim")
     table = checks.floats("table", table, axes)
-    fits = table.ndim == 3 and 0 not in table.shape[:2] and (method != "by_coordinate" or table.shape[0] == 2)
-    require(fits, "table must have shape {}, got {}", f"({', '.join(axes)})", table.shape)
-    checks.unsharded("table", table, 0)
-    checks.unsharded("table", table, 1)
     frames, *size = _parse_shape(grid, shape)
-    whole = method != "fixed" or [*table.shape[:2]] == size
-    fits = max(size) <= table.shape[1] if method == "by_coordinate" else whole
-    require(fits, "table of shape {} must have a row for each patch of {}", table.shape, shape)
+    rows, columns = table.shape[:2]
+    enough = {"by_coordinate": rows == 2 and columns >= max(size), "fixed": [rows, columns] == size}
+    fits = table.ndim == 3 and enough.get(method, 0 not in (rows, columns))
+    message = "table must have shape ({}) and a row for each patch of {}, got shape {}"
+    require(fits, message, ", ".join(axes), shape, table.shape)
+    for axis in (0, 1):
+        checks.unsharded("table", table, axis)
     row, column = map(checks.on_device, _ordered(grid, frames, *size)[1:])
     return _table_rows(table, row, column, method=method, size=tuple(size))
 

@@ -42,10 +42,9 @@ def _tables(plan: Any, label: str = "") -> Iterator[tuple[str, list[list[str]]]]
     """
     count = len(plan.layers)
     title = ", ".join([f"{label}{type(plan).__name__} of {count} layer{'s' * (count > 1)}", *_changes(plan)])
-    groups: dict[Any, list[int]] = {}
-    for i, key in enumerate(zip(plan.layers, getattr(plan, "grids", [None] * count), strict=True)):
-        groups.setdefault(key, []).append(i)
-    rows = [{"layers": _indices(group)} | _cells(plan, *key) for key, group in groups.items()]
+    layers = [*zip(plan.layers, getattr(plan, "grids", [None] * count), strict=True)]
+    indices = {layer: [i for i, other in enumerate(layers) if other == layer] for layer in dict.fromkeys(layers)}
+    rows = [{"layers": _ranges(equal)} | _cells(plan, *layer) for layer, equal in indices.items()]
     names = [name for name in rows[0] if {row[name] for row in rows} - {"", _UNKNOWN}]
     yield title, [names, *([row[name] for name in names] for row in rows)]
     if plan.indexer:
@@ -103,7 +102,7 @@ def _changes(instance: Any) -> list[str]:
     return [f"{name} {_text(value)}" for name, value in fields if value != getattr(type(instance), name)]
 
 
-def _indices(indices: Sequence[int]) -> str:
+def _ranges(indices: Sequence[int]) -> str:
     """Indices as ranges: 0-4, 6."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -63,13 +63,12 @@ def _tower(name: str, *, also: str = "", **by_hand: Any) -> Tower:
     defaults = dict(release["defaults"])
     rope = release.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"})
     rope = rope or {"rope_theta": defaults.pop("rope_theta")}
-    names = release.get("names", {}) | by_hand.get("names", {})
-    keys = *defaults, *names.values(), *release.get("keys", ()), *also.split()
+    names = by_hand.setdefault("names", release.get("names", {}))
+    by_hand.setdefault("squares", "spatial_merge_size" in defaults)
+    keys = *defaults, *names.values(), *release.get("keys", ()), *also.split(), "model_type", "head_dim", "rope_theta"
     if "rope_type" in rope:
         keys += RAW
-    keys += "model_type", "head_dim", "rope_theta"
-    by_hand.setdefault("squares", "spatial_merge_size" in defaults)
-    return Tower(**by_hand | {"rope": rope, "names": names, "defaults": defaults, "keys": keys})
+    return Tower(rope=rope, defaults=defaults, keys=keys, **by_hand)
 
 
 _COLUMN_FIRST: Any = {"axes": (1, 0)}
@@ -109,7 +108,11 @@ _GROUPS: dict[str, Any] = {
     | {
         "pairs": "alternating",
         "table": "torch_cubic",
-        "names": {key: f"vt_{key}" for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")},
+        "names": {
+            "hidden_size": "vt_hidden_size",
+            "num_attention_heads": "vt_num_attention_heads",
+            "num_hidden_layers": "vt_num_hidden_layers",
+        },
         "also": "mm_hidden_size",
     },
     "muse_glimmer_vision muse_spark_vision": _COLUMN_FIRST
@@ -151,8 +154,9 @@ class TowerConfig(Values):
     It has the keys that the class takes, under the names that the class has for them, and its values for missing ones.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        """`values` as `parse_tower_config` returns them; raises for a key of positions that the class does not take."""
+    def __init__(self, config: Any):
+        """`config` may be that of a whole model; raises for a key of positions that the tower's class does not take."""
+        values = _parse_tower_config(config, {})
         self.facts = facts = TOWERS[values["model_type"]]
         self.given = given = Values(values)
         reads = f"model_type {values['model_type']!r}"
@@ -171,17 +175,16 @@ class TowerConfig(Values):
 
     def rope_setting(self, name: str) -> Any:
         """The value of a rope setting, which the config may have too, or that of the class."""
-        default = self.facts.rope[name]
-        for values in (self, self.settings):
-            values.default_unless_null(default, name)
-        return agreed_value(self.look_up(name) | self.settings.look_up(name), default)
+        default = self.get(name, default=self.facts.rope[name])
+        check_agreement(self.look_up(name) | self.settings.look_up(name))
+        return self.settings.get(name, default=default)
 
     def count(self, name: str, least: int = 1, default: Any = None) -> int:
         """The value of a key that counts something; `default` if the class has no such key."""
         return parse_count(name, self.values.get(name, default), least)
 
 
-def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:
+def _parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:
     """The config of the tower in a config, at most `depth` levels deep; errors call the config `label`.
 
     `part` has the facts of a config that is a part of a composite.
@@ -202,7 +205,7 @@ def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "confi
         parts = {key: {**config.values, "model_type": None}}
     if parts:
         return agreed_value(
-            {key: parse_tower_config(value, composite.get(key, {}), key, depth - 1) for key, value in parts.items()}
+            {key: _parse_tower_config(value, composite.get(key, {}), key, depth - 1) for key, value in parts.items()}
         )
     require(name, "{}.model_type is missing: no key says how a vision tower rotates", label)
     require(not key, "model_type {!r} is a whole model, and {} is missing", name, key)

@@ -15,7 +15,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._patches import PatchGrid, parse_count
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._towers import TOWERS, Tower, TowerConfig, parse_tower_config
+from posenc_jax.hf._towers import TOWERS, Tower, TowerConfig
 from posenc_jax.hf._values import agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
 
@@ -66,7 +66,7 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     Reference:
       Hugging Face transformers 5.24.0: vision_utils.py and the towers' own modules.
     """
-    config = TowerConfig(parse_tower_config(config, {}))
+    config = TowerConfig(config)
     facts, head_dim = config.facts, _head_dim(config)
     base = checks.positive("rope_theta", config.rope_setting("rope_theta"))
     layer = RotaryLayer(_frequencies(facts, base, head_dim), head_dim)
@@ -95,8 +95,7 @@ def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
     parts = [of_head[::2], of_head[1::2]] if facts.pairs == "halved" else [of_axis] * axes
     result = join(*parts, axes=facts.axes)
     if facts.pairs == "alternating":
-        count = of_axis.num_pairs
-        result = result[[i + axis * count for i in range(count) for axis in range(axes)]]
+        result = result[sorted(range(result.num_pairs), key=lambda i: i % of_axis.num_pairs)]
     return linear_scaling(result, 1 / (2 * math.pi)) if facts.grid.centres else result
 
 
@@ -197,9 +196,8 @@ def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
 def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
     heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
-    share = config.rope_setting(name)
-    fits = 2 * checks.number(name, share) == heads
-    require(fits, "{} must be half of num_attention_heads = {}, got {!r}", name, heads, share)
+    share = checks.number(name, config.rope_setting(name))
+    require(2 * share == heads, "{} must be half of num_attention_heads = {}, got {}", name, heads, share)
     return {}
 
 
