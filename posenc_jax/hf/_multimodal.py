@@ -204,9 +204,8 @@ def _omni_spans(facts: Multimodal, runs: Iterator[TokenRun], grids: Grids) -> It
 
 def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> list[Span]:
     """Text whose first tokens end what comes before, and whose last tokens start what follows."""
-    needed = 2 * ((ends == 2) + (starts == 2))
     message = "{} must have two tokens that end, and two that start, a video with audio beside it"
-    require(run.length >= needed, message, run.where)
+    require(run.length >= 2 * [ends, starts].count(2), message, run.where)
     ends = min(ends, run.length)
     starts = min(starts, run.length - ends)
     first = [_SHARED] if ends == 2 and facts.edges_share_position else [spans.text(1)] * ends

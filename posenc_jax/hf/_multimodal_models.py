@@ -40,7 +40,7 @@ class Multimodal:
 
 _OMNI: Any = {"omni": True, "rate": ("", "position_id_per_seconds", 25)}
 _QWEN25_OMNI: Any = _OMNI | {"edges_share_position": True}
-_QWEN3_OMNI: Any = _OMNI | {"whole_times": False, "tokens": FACTS["placeholders"]["qwen3_omni_moe_thinker"]}
+_QWEN3_OMNI: Any = _OMNI | {"whole_times": False}
 
 _GROUPS: dict[str, Any] = {
     # a video is one run
@@ -60,8 +60,8 @@ _GROUPS: dict[str, Any] = {
     # no videos
     "glm_image": {"merge_keys": ()},
 }
-MULTIMODAL = {
-    name: Multimodal(**{"tokens": FACTS["placeholders"].get(name)} | facts)
+MULTIMODAL = {  # a talker has the placeholders of its thinker
+    name: Multimodal(FACTS["placeholders"].get(name.replace("talker", "thinker")), **facts)
     for name, facts in by_model_type(_GROUPS).items()
 }
 # Composites: the model_type of the part that has the placeholders.

@@ -87,16 +87,14 @@ class PatchGrid:
             values[name] = checks.flag(name, values[name])
         shapes = enumerate(checks.sequence("shapes", self.shapes, "(height, width)"))
         values["shapes"] = tuple(checks.positive_ints(f"shapes[{i}]", shape) for i, shape in shapes)
-        fits = all(len(shape) == 2 for shape in self.shapes)
-        require(fits, "shapes must hold (height, width), got {!r:.60}", self.shapes)
+        require({*map(len, self.shapes)} <= {2}, "shapes must hold (height, width), got {!r:.60}", self.shapes)
         require(not (self.centres and (self.offset or self.timed)), "centres must have no offset and no frames")
 
 
 def parse_count(name: str, value: Any, least: int = 0) -> int:
     """`value` as a number of patches, tokens, layers or features, of at least `least`."""
-    value = checks.integer(name, value, least)
-    require(value < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
-    return value
+    require(checks.integer(name, value, least) < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
+    return int(value)
 
 
 def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
@@ -123,14 +121,11 @@ def table_rows(method: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> j
     require(fits, message, ", ".join(axes), shape, table.shape)
     for axis in (0, 1):
         checks.unsharded("table", table, axis)
-    row, column = map(checks.on_device, _ordered(grid, frames, *size)[1:])
-    return _table_rows(table, row, column, method=method, size=tuple(size))
+    return _table_rows(table, *_ordered(grid, frames, *size)[1:], method=method, size=tuple(size))
 
 
 @compiled("table_rows", static_argnames=("method", "size"))
-def _table_rows(
-    table: jax.Array, row: jax.Array, column: jax.Array, *, method: TowerTable, size: tuple[int, ...]
-) -> jax.Array:
+def _table_rows(table: jax.Array, row: Any, column: Any, *, method: TowerTable, size: tuple[int, ...]) -> jax.Array:
     if method == "by_coordinate":
         return table[0, column] + table[1, row]
     if method == "linear_zeros_exchanged":

@@ -163,15 +163,15 @@ class TowerConfig(Values):
         check_agreement(given.look_up(*RAW))
         self.settings = given.get_mapping(given.spelling(*RAW))
         self.settings.reject_unknown({*facts.rope, "type"}, reads)
+        given.reject_unknown(facts.keys, reads, speaks_of_positions)
         for name, rope_type in self.settings.look_up("rope_type", "type").items():
             # transformers takes "default" for "axial"
             checks.one_of(name, rope_type, tuple(sorted({facts.rope["rope_type"], "default"})))
-        given.reject_unknown(facts.keys, reads, speaks_of_positions)
         taken = {key: value for key, value in values.items() if key in facts.keys}
         for key, other in facts.names.items():
             if other in values:
                 taken[key] = agreed_value(given.look_up(key, other), None)
-        super().__init__({**facts.defaults, **taken})
+        super().__init__({"num_register_tokens": 0, "memory_attention_downsample_rate": 1, **facts.defaults, **taken})
 
     def rope_setting(self, name: str) -> Any:
         """The value of a rope setting, which the config may have too, or that of the class."""
@@ -179,9 +179,9 @@ class TowerConfig(Values):
         check_agreement(self.look_up(name) | self.settings.look_up(name))
         return self.settings.get(name, default=default)
 
-    def count(self, name: str, least: int = 1, default: Any = None) -> int:
-        """The value of a key that counts something; `default` if the class has no such key."""
-        return parse_count(name, self.values.get(name, default), least)
+    def count(self, name: str, least: int = 1) -> int:
+        """The value of a key that counts something."""
+        return parse_count(name, self.values[name], least)
 
 
 def _parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def _head_dim(config: TowerConfig) -> int:
     hidden = config.count(name)
     if not facts.heads:
         return hidden
-    heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate", default=1)
+    heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate")
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
     return agreed_value({f"{name} / heads": hidden // heads} | config.look_up("head_dim"))
 
@@ -108,7 +108,7 @@ def _grid(config: TowerConfig) -> PatchGrid:
         patch, side = config.count("patch_size"), window
         window = side // (merge * patch)
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
-    leading = grid.leading + config.count("num_register_tokens", 0, default=0)
+    leading = grid.leading + config.count("num_register_tokens", 0)
     shapes = [
         _image_shape(config.values) if name == "image_size" else _height_and_width(config.values, name)
         for name in facts.shapes
@@ -159,7 +159,7 @@ def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
 
 def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
-    (layer, *_), (grid, *_), count = plan.layers, plan.grids, len(plan.layers)
+    layer, grid, count = plan.layers[0], plan.grids[0], len(plan.layers)
     window, shape, name = config.count("window_size"), _image_shape(config.values), "global_attn_indexes"
     layers, grids = [layer] * count, [dataclasses.replace(grid, inside=window)] * count
     scaled = linear_scaling(layer.frequencies, shape[1] / window)
