@@ -109,27 +109,21 @@ def _grid(config: TowerConfig) -> PatchGrid:
         window = side // (merge * patch)
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
     leading = grid.leading + config.count("num_register_tokens", 0)
-    shapes = [
-        _image_shape(config.values) if name == "image_size" else _height_and_width(config.values, name)
-        for name in facts.shapes
-    ]
+    shapes = [_shape(config.values, name) for name in facts.shapes]
     return dataclasses.replace(grid, merge=merge, window=window, leading=leading, shapes=shapes)
 
 
-def _height_and_width(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """(height, width), which a config has as width and height, or as one number if they are equal."""
+def _shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """(height, width), of image_size in patches; a config has width and height, or one number if they are equal."""
     value = values[name]
     sides = [value] * 2 if isinstance(value, int) else checks.sequence(name, value, "a width and a height")
     require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
-    return tuple(parse_count(name, side, 1) for side in sides[::-1])
-
-
-def _image_shape(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The height and the width of image_size in patches."""
-    image, patch = _height_and_width(values, "image_size"), _height_and_width(values, "patch_size")
-    shape = tuple(map(operator.floordiv, image, patch))
-    require(all(shape), "image_size must hold a patch, got {}", image)
-    return shape
+    shape = tuple(parse_count(name, side, 1) for side in sides[::-1])
+    if name != "image_size":
+        return shape
+    patches = tuple(map(operator.floordiv, shape, _shape(values, "patch_size")))
+    require(all(patches), "image_size must hold a patch, got {}", shape)
+    return patches
 
 
 # What one tower alone does: fields of the plan that `TOWERS` does not say. The docstring of each function says what is
@@ -160,7 +154,7 @@ def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
 def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
     layer, grid, count = plan.layers[0], plan.grids[0], len(plan.layers)
-    window, shape, name = config.count("window_size"), _image_shape(config.values), "global_attn_indexes"
+    window, shape, name = config.count("window_size"), _shape(config.values, "image_size"), "global_attn_indexes"
     layers, grids = [layer] * count, [dataclasses.replace(grid, inside=window)] * count
     scaled = linear_scaling(layer.frequencies, shape[1] / window)
     for i, index in enumerate(checks.sequence(name, config.values[name], "integers")):
@@ -174,9 +168,9 @@ def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
     tower = config.given.get_mapping("vision_config").get_mapping("backbone_config").values
     tower = {**TOWERS["sam3_vit_model"].defaults, **tower, "image_size": config.count("image_size")}
-    shapes = {"image_size / patch_size": _image_shape(tower)}
+    shapes = {"image_size / patch_size": _shape(tower, "image_size")}
     for name in config.given.look_up("memory_attention_rope_feat_sizes"):
-        shapes[name] = _height_and_width(config.values, name)
+        shapes[name] = _shape(config.values, name)
     grid = dataclasses.replace(plan.grids[0], shapes=[agreed_value(shapes)])
     return {"grids": [grid] * len(plan.grids)}
 
