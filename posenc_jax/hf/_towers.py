@@ -173,11 +173,11 @@ class TowerConfig(Values):
                 taken[key] = agreed_value(given.look_up(key, other), None)
         super().__init__({"num_register_tokens": 0, "memory_attention_downsample_rate": 1, **facts.defaults, **taken})
 
-    def rope_setting(self, name: str) -> Any:
-        """The value of a rope setting, which the config may have too, or that of the class."""
+    def rope_setting(self, name: str) -> float:
+        """The number of a rope setting, which the config may have too, or that of the class."""
         default = self.get(name, default=self.facts.rope[name])
         check_agreement(self.look_up(name) | self.settings.look_up(name))
-        return self.settings.get(name, default=default)
+        return checks.positive(name, self.settings.get(name, default=default))
 
     def count(self, name: str, least: int = 1) -> int:
         """The value of a key that counts something."""

@@ -68,8 +68,7 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     """
     config = TowerConfig(config)
     facts, head_dim = config.facts, _head_dim(config)
-    base = checks.positive("rope_theta", config.rope_setting("rope_theta"))
-    layer = RotaryLayer(_frequencies(facts, base, head_dim), head_dim)
+    layer = RotaryLayer(_frequencies(facts, config.rope_setting("rope_theta"), head_dim), head_dim)
     count = config.count(facts.depth)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     quirk = QUIRKS.get(config.values["model_type"])
@@ -190,18 +189,20 @@ def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
 def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
     heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
-    share = checks.number(name, config.rope_setting(name))
+    share = config.rope_setting(name)
     require(2 * share == heads, "{} must be half of num_attention_heads = {}, got {}", name, heads, share)
     return {}
 
 
-_QUIRKS = (
-    efficientloftr,
-    eomt_dinov3,
-    gemma4_vision,
-    lfm3_vl_vision,
-    minimax_m3_vl_vision,
-    sam3_tracker_video,
-    sam3_vit_model,
-)
-QUIRKS = {quirk.__name__: quirk for quirk in _QUIRKS}
+QUIRKS = {
+    quirk.__name__: quirk
+    for quirk in (
+        efficientloftr,
+        eomt_dinov3,
+        gemma4_vision,
+        lfm3_vl_vision,
+        minimax_m3_vl_vision,
+        sam3_tracker_video,
+        sam3_vit_model,
+    )
+}
