@@ -105,7 +105,7 @@ def _changes(instance: Any) -> list[str]:
 def _ranges(indices: Sequence[int]) -> str:
     """Indices as ranges: 0-4, 6."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return ", ".join("-".join(map(str, np.unique(run[[0, -1]]))) for run in runs)
 
 
 def _text(value: Any) -> str:
