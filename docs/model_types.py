@@ -197,7 +197,8 @@ def tower_facts(tower: Tower) -> Iterator[str]:
     if not grid.merge:
         yield "squares of `merge_size`, which comes with each image, follow each other"
     if tower.shapes:
-        yield f"takes grids of {' or '.join(f'`{name}`' for name in tower.shapes)} alone, or several such frames"
+        frames = ", or several such frames" if grid.frames else ""
+        yield f"takes grids of {' or '.join(f'`{name}`' for name in tower.shapes)} alone{frames}"
     if tower.squares:
         yield "squares of `spatial_merge_size` follow each other"
     if tower.windows:

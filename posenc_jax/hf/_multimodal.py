@@ -132,16 +132,14 @@ def _setting(config: Values, part: str, key: str, default: int, parse: Callable[
 def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     """The kind of each token."""
     names = ("image", "video_start", "video_end") if facts.frames_as_images else _KINDS
-    ids = {}
+    ids, kinds = {}, np.zeros(tokens.shape, np.int8)
     for name in names:
         if name in facts.tokens:
             keys = f"{name}_token_id", f"{name}_token_index"
             ids[name] = checks.integer(config.spelling(*keys), config.get(*keys, default=facts.tokens[name]))
+            if name in _KINDS:
+                kinds[tokens == ids[name]] = _KINDS.index(name)
     require(len({*ids.values()}) == len(ids), "the tokens must differ, got {}", ids)
-    kinds = np.zeros(tokens.shape, np.int8)
-    for kind, name in enumerate(_KINDS):
-        if name in ids:
-            kinds[tokens == ids[name]] = kind
     if facts.frames_as_images:
         starts, ends = (np.cumsum(tokens == ids[name], -1) for name in names[1:])
         kinds[(kinds == IMAGE) & (starts > ends)] = VIDEO
@@ -199,23 +197,15 @@ def _omni_spans(facts: Multimodal, runs: Iterator[TokenRun], grids: Grids) -> It
     tokens are spans of their own, because the model rounds every sum of fractional positions.
     """
     groups = [(is_text, list(group)) for is_text, group in itertools.groupby(runs, lambda run: run.kind == TEXT)]
-    edges = [0, *(0 if is_text else min(len(group), 2) for is_text, group in groups), 0]
+    edges = [0, *(min(len(group), 2) for _, group in groups), 0]
     for (is_text, group), before, after in zip(groups, edges, edges[2:], strict=False):
-        if is_text:
-            yield from _text_between(facts, group[0], before, after)
-        elif len(group) > 1:
-            yield _video_with_audio(group, grids["video"])
-        elif group[0].kind == AUDIO:
-            yield spans.text(group[0].length)._replace(extent=None)
-        else:
-            yield _span_of(facts, group[0], grids)
+        yield from _text_between(facts, group[0], before, after) if is_text else [_media_span(facts, group, grids)]
 
 
 def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> list[Span]:
     """Text whose first tokens end what comes before, and whose last tokens start what follows."""
-    needed = 2 * ((ends == 2) + (starts == 2))
     message = "{} must have two tokens that end, and two that start, a video with audio beside it"
-    require(run.length >= needed, message, run.where)
+    require(run.length >= 2 * [ends, starts].count(2), message, run.where)
     ends = min(ends, run.length)
     starts = min(starts, run.length - ends)
     first = [_SHARED] if ends == 2 and facts.edges_share_position else [spans.text(1)] * ends
@@ -226,14 +216,16 @@ def _text_between(facts: Multimodal, run: TokenRun, ends: int, starts: int) -> l
 _SHARED = Span(np.zeros((2, 3)), 1)  # two tokens at one position
 
 
-def _video_with_audio(runs: list[TokenRun], videos: deque[Grid]) -> Span:
-    """Frames and audio, each counted by itself; the next span starts above their last token."""
-    where = f"{runs[0].where} to {runs[-1].where}"
-    kinds = np.repeat([run.kind for run in runs], [run.length for run in runs])
+def _media_span(facts: Multimodal, runs: list[TokenRun], grids: Grids) -> Span:
+    """An image, a video, audio, or a video with audio, each counted by itself; the next starts above the last token."""
+    where = " to ".join(dict.fromkeys((runs[0].where, runs[-1].where)))
+    kinds = {run.kind for run in runs}
     message = "{} must have text between placeholders, unless they are those of a video and its audio"
-    require({*kinds} == {VIDEO, AUDIO}, message, where)
-    offsets, frames = np.zeros((len(kinds), 3)), kinds == VIDEO
-    grid = spans.next_grid(videos, "video", runs[0]).check(int(frames.sum()), where)
-    offsets[frames] = grid.span("maximum").offsets
-    offsets[~frames] = spans.text(len(kinds) - grid.tokens).offsets
+    require(len(runs) == 1 or kinds == {VIDEO, AUDIO}, message, where)
+    is_audio = np.repeat([run.kind == AUDIO for run in runs], [run.length for run in runs])
+    offsets, count = np.zeros((len(is_audio), 3)), int(is_audio.sum())
+    offsets[is_audio] = spans.text(count).offsets
+    for kind in kinds - {AUDIO}:
+        run = TokenRun(kind, 0, len(is_audio) - count, where)
+        offsets[~is_audio] = _span_of(facts, run, grids).offsets
     return Span(offsets, None, last=1)

@@ -40,7 +40,7 @@ class Multimodal:
 
 _OMNI: Any = {"omni": True, "rate": ("", "position_id_per_seconds", 25)}
 _QWEN25_OMNI: Any = _OMNI | {"edges_share_position": True}
-_QWEN3_OMNI: Any = _OMNI | {"whole_times": False, "tokens": FACTS["placeholders"]["qwen3_omni_moe_thinker"]}
+_QWEN3_OMNI: Any = _OMNI | {"whole_times": False}
 
 _GROUPS: dict[str, Any] = {
     # a video is one run
@@ -60,20 +60,26 @@ _GROUPS: dict[str, Any] = {
     # no videos
     "glm_image": {"merge_keys": ()},
 }
-MULTIMODAL = {
-    name: Multimodal(**{"tokens": FACTS["placeholders"].get(name)} | facts)
+MULTIMODAL = {  # a talker has the placeholders of its thinker
+    name: Multimodal(FACTS["placeholders"].get(name.replace("talker", "thinker")), **facts)
     for name, facts in by_model_type(_GROUPS).items()
 }
 # Composites: the model_type of the part that has the placeholders.
 THINKERS = {"qwen2_5_omni": "qwen2_5_omni_thinker", "qwen3_omni_moe": "qwen3_omni_moe_thinker"}
 
-_REASONS = {
-    "the placeholders of its images count on like text, in all coordinates, as positions_from_mask counts": """
-        colqwen2 minicpm_ocr minicpmv4_6""",
-    "it lays slices of images out on a canvas, around which its markers have positions of their own": "minicpmv4_7",
-    "each frame of its videos begins a new block of positions, and each row of a grid ends in a token of its own": """
-        hy_v4_vl""",
-    "its positions have four coordinates, with the number of the image; rotary_from_config does not read it either": """
-        hunyuan_vl""",
-}
-REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+REFUSED = by_model_type(
+    {
+        "colqwen2 minicpm_ocr minicpmv4_6": (
+            "the placeholders of its images count on like text, in all coordinates, as positions_from_mask counts"
+        ),
+        "minicpmv4_7": "it lays slices of images out on a canvas, around which its markers have positions of their own",
+        "hy_v4_vl": (
+            "each frame of its videos begins a new block of positions, and each row of a grid ends in a token of its "
+            "own"
+        ),
+        "hunyuan_vl": (
+            "its positions have four coordinates, with the number of the image; rotary_from_config does not read it "
+            "either"
+        ),
+    }
+)

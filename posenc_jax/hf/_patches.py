@@ -87,16 +87,14 @@ class PatchGrid:
             values[name] = checks.flag(name, values[name])
         shapes = enumerate(checks.sequence("shapes", self.shapes, "(height, width)"))
         values["shapes"] = tuple(checks.positive_ints(f"shapes[{i}]", shape) for i, shape in shapes)
-        fits = all(len(shape) == 2 for shape in self.shapes)
-        require(fits, "shapes must hold (height, width), got {!r:.60}", self.shapes)
+        require({*map(len, self.shapes)} <= {2}, "shapes must hold (height, width), got {!r:.60}", self.shapes)
         require(not (self.centres and (self.offset or self.timed)), "centres must have no offset and no frames")
 
 
 def parse_count(name: str, value: Any, least: int = 0) -> int:
     """`value` as a number of patches, tokens, layers or features, of at least `least`."""
-    value = checks.integer(name, value, least)
-    require(value < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
-    return value
+    require(checks.integer(name, value, least) < 2**16, "{} must be below 65,536, got {!r:.60}", name, value)
+    return int(value)
 
 
 def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
@@ -115,22 +113,19 @@ def table_rows(method: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> j
     require(method not in ("none", "unknown"), "table must be left out, because that of the plan is {!r}", method)
     axes = ("2", "positions", "dim") if method == "by_coordinate" else ("rows", "columns", "dim")
     table = checks.floats("table", table, axes)
-    fits = table.ndim == 3 and 0 not in table.shape[:2] and (method != "by_coordinate" or table.shape[0] == 2)
-    require(fits, "table must have shape {}, got {}", f"({', '.join(axes)})", table.shape)
-    checks.unsharded("table", table, 0)
-    checks.unsharded("table", table, 1)
     frames, *size = _parse_shape(grid, shape)
-    whole = method != "fixed" or [*table.shape[:2]] == size
-    fits = max(size) <= table.shape[1] if method == "by_coordinate" else whole
-    require(fits, "table of shape {} must have a row for each patch of {}", table.shape, shape)
-    row, column = map(checks.on_device, _ordered(grid, frames, *size)[1:])
-    return _table_rows(table, row, column, method=method, size=tuple(size))
+    rows, columns = table.shape[:2]
+    enough = {"by_coordinate": rows == 2 and columns >= max(size), "fixed": [rows, columns] == size}
+    fits = table.ndim == 3 and enough.get(method, 0 not in (rows, columns))
+    message = "table must have shape ({}) and a row for each patch of {}, got shape {}"
+    require(fits, message, ", ".join(axes), shape, table.shape)
+    for axis in (0, 1):
+        checks.unsharded("table", table, axis)
+    return _table_rows(table, *_ordered(grid, frames, *size)[1:], method=method, size=tuple(size))
 
 
 @compiled("table_rows", static_argnames=("method", "size"))
-def _table_rows(
-    table: jax.Array, row: jax.Array, column: jax.Array, *, method: TowerTable, size: tuple[int, ...]
-) -> jax.Array:
+def _table_rows(table: jax.Array, row: Any, column: Any, *, method: TowerTable, size: tuple[int, ...]) -> jax.Array:
     if method == "by_coordinate":
         return table[0, column] + table[1, row]
     if method == "linear_zeros_exchanged":
@@ -145,6 +140,8 @@ def _ordered(grid: PatchGrid, *sides: int) -> np.ndarray:
     count = math.prod(sides) + grid.leading + grid.trailing
     require(count < 2**31, "shape must have fewer than 2³¹ tokens, got {!r:.60}", sides)
     time, row, column = indices = np.indices(sides, np.int32).reshape(3, -1)
+    if grid.merge == 1 and not grid.window:
+        return indices
     window = grid.window * grid.merge or max(sides)
     order = np.lexsort((column // grid.merge, row // grid.merge, column // window, row // window, time))  # stable
     return indices[:, order]

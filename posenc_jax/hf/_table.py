@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,34 +17,38 @@ _IN_ROWS = {"layers", "layout", "part", "indexer", "grids"}  # the fields of a p
 
 def text_of(plan: Any) -> str:
     """The table of a plan, and that of its indexer, with aligned columns."""
-    title, *rows = _lines(plan)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    indexer = ["", f"indexer: {text_of(plan.indexer)}"] if plan.indexer else []
-    return "\n".join([title[0], *lines, *indexer])
+    tables = []
+    for title, rows in _tables(plan):
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        tables.append("\n".join([title, *lines]))
+    return "\n\n".join(tables)
 
 
-def html_of(plan: Any, label: str = "") -> str:
+def html_of(plan: Any) -> str:
     """The same in HTML."""
-    title, names, *rows = ([html.escape(cell) for cell in row] for row in _lines(plan))
-    head = f"<caption>{label}{title[0]}</caption><tr><th>{'</th><th>'.join(names)}</th></tr>"
-    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
-    return f"<table>{head}{body}</table>" + (html_of(plan.indexer, "indexer: ") if plan.indexer else "")
+    result = ""
+    for title, rows in _tables(plan):
+        names, *lines = ([html.escape(cell) for cell in row] for row in rows)
+        result += f"<table><caption>{html.escape(title)}</caption><tr><th>{'</th><th>'.join(names)}</th></tr>"
+        result += "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in lines) + "</table>"
+    return result
 
 
-def _lines(plan: Any) -> list[list[str]]:
-    """What is the same for all layers, the names of the columns, and a row for each group of equal layers.
+def _tables(plan: Any, label: str = "") -> Iterator[tuple[str, list[list[str]]]]:
+    """The title, with what all layers share, and the rows of a table: the names of the columns, then equal layers.
 
-    A column without facts is left out.
+    A column without facts is left out. An indexer has a table of its own.
     """
     count = len(plan.layers)
-    title = ", ".join([f"{type(plan).__name__} of {count} layer{'s' * (count > 1)}", *_changes(plan)])
-    groups: dict[Any, list[int]] = {}
-    for i, key in enumerate(zip(plan.layers, getattr(plan, "grids", [None] * count), strict=True)):
-        groups.setdefault(key, []).append(i)
-    rows = [{"layers": _indices(group)} | _cells(plan, *key) for key, group in groups.items()]
-    names = [name for name in rows[0] if any(row[name] not in ("", _UNKNOWN) for row in rows)]
-    return [[title], names, *([row[name] for name in names] for row in rows)]
+    title = ", ".join([f"{label}{type(plan).__name__} of {count} layer{'s' * (count > 1)}", *_changes(plan)])
+    layers = [*zip(plan.layers, getattr(plan, "grids", [None] * count), strict=True)]
+    indices = {layer: [i for i, other in enumerate(layers) if other == layer] for layer in dict.fromkeys(layers)}
+    rows = [{"layers": _ranges(equal)} | _cells(plan, *layer) for layer, equal in indices.items()]
+    names = [name for name in rows[0] if {row[name] for row in rows} - {"", _UNKNOWN}]
+    yield title, [names, *([row[name] for name in names] for row in rows)]
+    if plan.indexer:
+        yield from _tables(plan.indexer, "indexer: ")
 
 
 def _cells(plan: Any, layer: Any, grid: Any) -> dict[str, str]:
@@ -75,14 +78,13 @@ def _cells(plan: Any, layer: Any, grid: Any) -> dict[str, str]:
 
 
 def _base(f: Frequencies) -> float | None:
-    """The base of geometric frequencies, the same for each coordinate; None for others."""
-    spectra = [f.angular[np.array(f.axes) == axis] for axis in range(f.num_axes)]
-    first, count = spectra[0], len(spectra[0])
-    if count < 2 or min(first) <= 0:
+    """The base of geometric frequencies, whether the coordinates share or repeat them; None for others."""
+    spectrum = np.unique(f.angular)[::-1]
+    count = len(spectrum)
+    if count < 2 or spectrum[-1] <= 0:
         return None
-    base = float(first[0] / first[-1]) ** (count / (count - 1))
-    fits = all(np.allclose(w, base ** (-np.arange(len(w)) / len(w)), rtol=1e-9, atol=0) for w in spectra)
-    return base if fits else None
+    base = float(spectrum[-1]) ** (count / (1 - count))
+    return base if np.allclose(spectrum, base ** (-np.arange(count) / count), rtol=1e-9, atol=0) else None
 
 
 def _window(layer: Any) -> str:
@@ -96,14 +98,14 @@ def _window(layer: Any) -> str:
 
 def _changes(instance: Any) -> list[str]:
     """The fields that differ from their defaults, but for those of a plan that are in rows."""
-    fields = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance))
-    return [f"{f.name} {_text(value)}" for f, value in fields if f.name not in _IN_ROWS and value != f.default]
+    fields = [(name, value) for name, value in vars(instance).items() if name not in _IN_ROWS]
+    return [f"{name} {_text(value)}" for name, value in fields if value != getattr(type(instance), name)]
 
 
-def _indices(indices: Sequence[int]) -> str:
+def _ranges(indices: Sequence[int]) -> str:
     """Indices as ranges: 0-4, 6."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return ", ".join("-".join(map(str, np.unique(run[[0, -1]]))) for run in runs)
 
 
 def _text(value: Any) -> str:

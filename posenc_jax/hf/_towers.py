@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import RAW
 from posenc_jax.hf._models import FACTS, PARTS, by_model_type, canonical_type
@@ -39,9 +40,9 @@ class Tower:
 
     # The positions
     grid: PatchGrid = PatchGrid()  # without what keys say
-    squares: bool = False  # patches of squares of spatial_merge_size follow each other
+    squares: bool  # patches of squares of spatial_merge_size follow each other; by default if the class has the key
     windows: Literal["window_size", "pos_emb_height"] | None = None  # the key of windows, whose patches do too
-    shapes: tuple[str, ...] = ()  # the keys of the grids that the tower takes, without others
+    shapes: tuple[str, ...] = ()  # the keys of the grids that the tower takes, without others; image_size is in pixels
 
     # The learned table that is added to the patches
     table: TowerTable = "none"
@@ -62,12 +63,12 @@ def _tower(name: str, *, also: str = "", **by_hand: Any) -> Tower:
     defaults = dict(release["defaults"])
     rope = release.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"})
     rope = rope or {"rope_theta": defaults.pop("rope_theta")}
-    names = release.get("names", {}) | by_hand.get("names", {})
-    keys = *defaults, *names, *names.values(), *release.get("keys", ()), *also.split()
+    names = by_hand.setdefault("names", release.get("names", {}))
+    by_hand.setdefault("squares", "spatial_merge_size" in defaults)
+    keys = *defaults, *names.values(), *release.get("keys", ()), *also.split(), "model_type", "head_dim", "rope_theta"
     if "rope_type" in rope:
         keys += RAW
-    keys += "model_type", "head_dim", "rope_theta"
-    return Tower(**by_hand | {"rope": rope, "names": names, "defaults": defaults, "keys": keys})
+    return Tower(rope=rope, defaults=defaults, keys=keys, **by_hand)
 
 
 _COLUMN_FIRST: Any = {"axes": (1, 0)}
@@ -78,26 +79,22 @@ _MEMORY: Any = _INTERLEAVED | {
     "depth": "memory_attention_num_layers",
     "names": {"rope_theta": "memory_attention_rope_theta"},
 }
-_SIZES = "memory_attention_rope_feat_sizes"
 _STILL = PatchGrid(frames=False)
 
 _GROUPS: dict[str, Any] = {
     # row, then column, half layout; squares of patches follow each other
-    "ernie4_5_vl_moe_vision glm5_next_vision glm_ocr_vision lfm3_vl_vision": {"squares": True},
-    "qwen2_vl_vision": {"squares": True, "hidden": "embed_dim"},
-    "dots3_note_vision_encoder": {
-        "squares": True,
-        "names": {"hidden_size": "embed_dim", "num_attention_heads": "num_heads"},
-    },
-    "glm4v_moe_vision glm4v_vision": {"squares": True, "table": "torch_cubic"},
+    "ernie4_5_vl_moe_vision glm5_next_vision glm_ocr_vision lfm3_vl_vision": {},
+    "qwen2_vl_vision": {"hidden": "embed_dim"},
+    "dots3_note_vision_encoder": {"names": {"hidden_size": "embed_dim", "num_attention_heads": "num_heads"}},
+    "glm4v_moe_vision glm4v_vision": {"table": "torch_cubic"},
     (
         "cohere_compass_vision qwen3_5_moe_vision qwen3_5_vision qwen3_omni_moe_vision_encoder qwen3_vl_moe_vision "
         "qwen3_vl_vision qwen4_exp_vision"
-    ): {"squares": True, "table": "linear_aligned"},
+    ): {"table": "linear_aligned"},
     # and windows of squares
-    "exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision": {"squares": True, "windows": "window_size"},
+    "exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision": {"windows": "window_size"},
     # row, then column, half layout; row by row
-    "paddleocr_vl_vision": {"table": "linear"},
+    "paddleocr_vl_vision": {"squares": False, "table": "linear"},
     "video_llama_3_vision": {"grid": PatchGrid(merge=0)},
     "mlcd_vision_model": {"grid": _STILL},
     # column first
@@ -111,13 +108,18 @@ _GROUPS: dict[str, Any] = {
     | {
         "pairs": "alternating",
         "table": "torch_cubic",
-        "names": {key: f"vt_{key}" for key in ("hidden_size", "num_attention_heads", "num_hidden_layers")},
+        "names": {
+            "hidden_size": "vt_hidden_size",
+            "num_attention_heads": "vt_num_attention_heads",
+            "num_hidden_layers": "vt_num_hidden_layers",
+        },
         "also": "mm_hidden_size",
     },
     "muse_glimmer_vision muse_spark_vision": _COLUMN_FIRST
     | {"grid": PatchGrid(offset=1), "windows": "pos_emb_height", "table": "linear_zeros_exchanged"},
-    "inkling2_vision": _INTERLEAVED | {"squares": True, "grid": PatchGrid(offset=1, leading=1), "table": "linear"},
-    "llama4_vision_model": _INTERLEAVED | {"grid": PatchGrid(offset=1, frames=False, trailing=1), "table": "fixed"},
+    "inkling2_vision": _INTERLEAVED | {"grid": PatchGrid(offset=1, leading=1), "table": "linear"},
+    "llama4_vision_model": _INTERLEAVED
+    | {"grid": PatchGrid(offset=1, frames=False, trailing=1), "shapes": ("image_size",), "table": "fixed"},
     "sam3_vit_model": _INTERLEAVED | {"grid": _STILL, "table": "tiled"},
     "gemma4_vision": _COLUMN_FIRST | {"grid": _STILL, "table": "by_coordinate", "hidden": "head_dim", "heads": None},
     # other spectra
@@ -125,13 +127,12 @@ _GROUPS: dict[str, Any] = {
     "minimax_m3_vl_vision": {
         "axes": (0, 1, 2),
         "grid": PatchGrid(timed=True),
-        "squares": True,
         "also": "position_embedding_type rope_mode",
     },
     "dinov3_vit eomt_dinov3 sapiens2": {"grid": PatchGrid(centres=True, frames=False, leading=1)},
     # not of images, but of features or memories of images
-    "edgetam_video": _MEMORY | {"shapes": (_SIZES, "memory_attention_rope_k_sizes")},
-    "sam2_video": _MEMORY | {"shapes": (_SIZES,)},
+    "edgetam_video": _MEMORY | {"shapes": ("memory_attention_rope_feat_sizes", "memory_attention_rope_k_sizes")},
+    "sam2_video": _MEMORY | {"shapes": ("memory_attention_rope_feat_sizes",)},
     "sam3_tracker_video": _MEMORY,
     "efficientloftr": {
         "pairs": "alternating",
@@ -145,7 +146,6 @@ _GROUPS: dict[str, Any] = {
 TOWERS = {name: _tower(name, **by_hand) for name, by_hand in by_model_type(_GROUPS).items()}
 # The keys under which a composite config holds its tower
 _TOWER_KEYS = "vision_config", "thinker_config", "backbone_config", "vlm_config"
-_OLD_NAMES = {"mlcd": "mlcd_vision_model"}
 
 
 class TowerConfig(Values):
@@ -154,8 +154,9 @@ class TowerConfig(Values):
     It has the keys that the class takes, under the names that the class has for them, and its values for missing ones.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
-        """`values` as `parse_tower_config` returns them; raises for a key of positions that the class does not take."""
+    def __init__(self, config: Any):
+        """`config` may be that of a whole model; raises for a key of positions that the tower's class does not take."""
+        values = _parse_tower_config(config, {})
         self.facts = facts = TOWERS[values["model_type"]]
         self.given = given = Values(values)
         reads = f"model_type {values['model_type']!r}"
@@ -163,18 +164,27 @@ class TowerConfig(Values):
         self.settings = given.get_mapping(given.spelling(*RAW))
         self.settings.reject_unknown({*facts.rope, "type"}, reads)
         given.reject_unknown(facts.keys, reads, speaks_of_positions)
+        for name, rope_type in self.settings.look_up("rope_type", "type").items():
+            # transformers takes "default" for "axial"
+            checks.one_of(name, rope_type, tuple(sorted({facts.rope["rope_type"], "default"})))
         taken = {key: value for key, value in values.items() if key in facts.keys}
         for key, other in facts.names.items():
             if other in values:
                 taken[key] = agreed_value(given.look_up(key, other), None)
-        super().__init__({**facts.defaults, **taken})
+        super().__init__({"num_register_tokens": 0, "memory_attention_downsample_rate": 1, **facts.defaults, **taken})
 
-    def count(self, name: str, least: int = 1, default: Any = None) -> int:
-        """The value of a key that counts something; `default` if the class has no such key."""
-        return parse_count(name, self.values.get(name, default), least)
+    def rope_setting(self, name: str) -> float:
+        """The number of a rope setting, which the config may have too, or that of the class."""
+        default = self.get(name, default=self.facts.rope[name])
+        check_agreement(self.look_up(name) | self.settings.look_up(name))
+        return checks.positive(name, self.settings.get(name, default=default))
+
+    def count(self, name: str, least: int = 1) -> int:
+        """The value of a key that counts something."""
+        return parse_count(name, self.values[name], least)
 
 
-def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:
+def _parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:
     """The config of the tower in a config, at most `depth` levels deep; errors call the config `label`.
 
     `part` has the facts of a config that is a part of a composite.
@@ -182,21 +192,23 @@ def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "confi
     require(depth, "config must hold its vision_config within four levels")
     config, name = parse_config(config, label)
     name = part["type"] if part.get("always") else name or part.get("type", "")
-    composite, tower = PARTS.get(name, {}), _tower_type(name)
-    if not tower and not composite:
+    name = {"mlcd": "mlcd_vision_model"}.get(name, name)  # as old files have it
+    if name in TOWERS:
+        return {**config.values, "model_type": name}
+    composite = PARTS.get(name, {})
+    if not composite:
         reject_refused(name, REFUSED)
-    keys = [key for key in _TOWER_KEYS if key in composite]
-    parts = {} if name in TOWERS or composite and not keys else config.look_up(*_TOWER_KEYS)
-    if parts:
-        parsed = {
-            key: parse_tower_config(value, composite.get(key, {}), key, depth - 1) for key, value in parts.items()
-        }
-        return agreed_value(parsed)
+    key = next((key for key in _TOWER_KEYS if key in composite), None)
+    parts = config.look_up(*_TOWER_KEYS) if key or not composite else {}
     # An old tower may have the name of the whole model, but a whole model has no patch_size.
-    if tower and (not composite or name in TOWERS or label == "vision_config" or config.look_up("patch_size")):
-        return {**config.values, "model_type": tower}
+    if key and not parts and (label == "vision_config" or config.look_up("patch_size")):
+        parts = {key: {**config.values, "model_type": None}}
+    if parts:
+        return agreed_value(
+            {key: _parse_tower_config(value, composite.get(key, {}), key, depth - 1) for key, value in parts.items()}
+        )
     require(name, "{}.model_type is missing: no key says how a vision tower rotates", label)
-    require(not keys, "model_type {!r} is a whole model, and {} is missing", name, *keys[:1])
+    require(not key, "model_type {!r} is a whole model, and {} is missing", name, key)
     has = ", ".join(composite)
     require(not composite, "model_type {!r} is a whole model without a vision tower: it has {}", name, has)
     require(not canonical_type(name), "model_type {!r} is no vision tower: rotary_from_config reads it", name)
@@ -205,12 +217,3 @@ def parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "confi
         "a known type may be written in its place only if the code of both rotates the same pairs by the same "
         "coordinates"
     )
-
-
-def _tower_type(name: str) -> str | None:
-    """The type of the tower of a model_type; None if it has none, or may have any."""
-    name, parts = _OLD_NAMES.get(name, name), PARTS.get(name, {})
-    if name in TOWERS:
-        return name
-    towers = (_tower_type(parts[key]["type"]) for key in _TOWER_KEYS if key in parts)
-    return next(filter(None, towers), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._patches import PatchGrid, parse_count
 from posenc_jax.hf._plan import RotaryLayer
-from posenc_jax.hf._towers import TOWERS, Tower, TowerConfig, parse_tower_config
+from posenc_jax.hf._towers import TOWERS, Tower, TowerConfig
 from posenc_jax.hf._values import agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
 
@@ -65,9 +66,9 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
     Reference:
       Hugging Face transformers 5.24.0: vision_utils.py and the towers' own modules.
     """
-    config = TowerConfig(parse_tower_config(config, {}))
+    config = TowerConfig(config)
     facts, head_dim = config.facts, _head_dim(config)
-    layer = RotaryLayer(_frequencies(facts, _base(config), head_dim), head_dim)
+    layer = RotaryLayer(_frequencies(facts, config.rope_setting("rope_theta"), head_dim), head_dim)
     count = config.count(facts.depth)
     plan = VisionPlan((layer,) * count, facts.layout, grids=(_grid(config),) * count, table=facts.table)
     quirk = QUIRKS.get(config.values["model_type"])
@@ -80,21 +81,9 @@ def _head_dim(config: TowerConfig) -> int:
     hidden = config.count(name)
     if not facts.heads:
         return hidden
-    heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate", default=1)
+    heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate")
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
     return agreed_value({f"{name} / heads": hidden // heads} | config.look_up("head_dim"))
-
-
-def _base(config: TowerConfig) -> float:
-    """The base."""
-    rope, settings = config.facts.rope, config.settings
-    for name, rope_type in settings.look_up("rope_type", "type").items():
-        # transformers takes "default" for "axial"
-        checks.one_of(name, rope_type, tuple(sorted({rope["rope_type"], "default"})))
-    for values in (config, settings):
-        values.default_unless_null(rope["rope_theta"], "rope_theta")
-    bases = config.look_up("rope_theta") | settings.look_up("rope_theta")
-    return checks.positive("rope_theta", agreed_value(bases, rope["rope_theta"]))
 
 
 def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
@@ -105,8 +94,7 @@ def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:
     parts = [of_head[::2], of_head[1::2]] if facts.pairs == "halved" else [of_axis] * axes
     result = join(*parts, axes=facts.axes)
     if facts.pairs == "alternating":
-        count = of_axis.num_pairs
-        result = result[[i + axis * count for i in range(count) for axis in range(axes)]]
+        result = result[sorted(range(result.num_pairs), key=lambda i: i % of_axis.num_pairs)]
     return linear_scaling(result, 1 / (2 * math.pi)) if facts.grid.centres else result
 
 
@@ -119,17 +107,22 @@ def _grid(config: TowerConfig) -> PatchGrid:
         patch, side = config.count("patch_size"), window
         window = side // (merge * patch)
         require(window, "window_size must hold a square of {} patches of {}, got {}", merge, patch, side)
-    leading = grid.leading + config.count("num_register_tokens", 0, default=0)
-    shapes = [_height_and_width(config.values, name) for name in facts.shapes]
+    leading = grid.leading + config.count("num_register_tokens", 0)
+    shapes = [_shape(config.values, name) for name in facts.shapes]
     return dataclasses.replace(grid, merge=merge, window=window, leading=leading, shapes=shapes)
 
 
-def _height_and_width(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """(height, width), which a config has as width and height, or as one number if they are equal."""
+def _shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """(height, width), of image_size in patches; a config has width and height, or one number if they are equal."""
     value = values[name]
     sides = [value] * 2 if isinstance(value, int) else checks.sequence(name, value, "a width and a height")
     require(len(sides) == 2, "{} must be a number or a width and a height, got {!r:.60}", name, value)
-    return tuple(parse_count(name, side, 1) for side in sides[::-1])
+    shape = tuple(parse_count(name, side, 1) for side in sides[::-1])
+    if name != "image_size":
+        return shape
+    patches = tuple(map(operator.floordiv, shape, _shape(values, "patch_size")))
+    require(all(patches), "image_size must hold a patch, got {}", shape)
+    return patches
 
 
 # What one tower alone does: fields of the plan that `TOWERS` does not say. The docstring of each function says what is
@@ -159,8 +152,8 @@ def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
 
 def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
-    (layer, *_), (grid, *_), count = plan.layers, plan.grids, len(plan.layers)
-    window, shape, name = config.count("window_size"), _grid_of(config.values), "global_attn_indexes"
+    layer, grid, count = plan.layers[0], plan.grids[0], len(plan.layers)
+    window, shape, name = config.count("window_size"), _shape(config.values, "image_size"), "global_attn_indexes"
     layers, grids = [layer] * count, [dataclasses.replace(grid, inside=window)] * count
     scaled = linear_scaling(layer.frequencies, shape[1] / window)
     for i, index in enumerate(checks.sequence(name, config.values[name], "integers")):
@@ -170,19 +163,13 @@ def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     return {"layers": layers, "grids": grids}
 
 
-def llama4_vision_model(config: TowerConfig, plan: VisionPlan) -> Fields:
-    """The tower takes image_size alone."""
-    grid = dataclasses.replace(plan.grids[0], shapes=[_grid_of(config.values)])
-    return {"grids": [grid] * len(plan.grids)}
-
-
 def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
     tower = config.given.get_mapping("vision_config").get_mapping("backbone_config").values
     tower = {**TOWERS["sam3_vit_model"].defaults, **tower, "image_size": config.count("image_size")}
-    shapes = {"image_size / patch_size": _grid_of(tower)}
+    shapes = {"image_size / patch_size": _shape(tower, "image_size")}
     for name in config.given.look_up("memory_attention_rope_feat_sizes"):
-        shapes[name] = _height_and_width(config.values, name)
+        shapes[name] = _shape(config.values, name)
     grid = dataclasses.replace(plan.grids[0], shapes=[agreed_value(shapes)])
     return {"grids": [grid] * len(plan.grids)}
 
@@ -202,9 +189,8 @@ def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
 def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
     heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
-    share = agreed_value(config.look_up(name) | config.settings.look_up(name), config.facts.rope[name])
-    fits = 2 * checks.number(name, share) == heads
-    require(fits, "{} must be half of num_attention_heads = {}, got {!r}", name, heads, share)
+    share = config.rope_setting(name)
+    require(2 * share == heads, "{} must be half of num_attention_heads = {}, got {}", name, heads, share)
     return {}
 
 
@@ -215,17 +201,8 @@ QUIRKS = {
         eomt_dinov3,
         gemma4_vision,
         lfm3_vl_vision,
-        llama4_vision_model,
         minimax_m3_vl_vision,
         sam3_tracker_video,
         sam3_vit_model,
     )
 }
-
-
-def _grid_of(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """The height and the width of image_size in patches."""
-    image, patch = _height_and_width(values, "image_size"), _height_and_width(values, "patch_size")
-    shape = tuple(length // side for length, side in zip(image, patch, strict=True))
-    require(all(shape), "image_size must hold a patch, got {}", image)
-    return shape

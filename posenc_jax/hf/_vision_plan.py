@@ -149,9 +149,10 @@ class VisionPlan(RotaryPlan):
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
         """
-        known = layer is not None or len({*self.grids}) == 1
-        require(known, "layer must be given, because the layers of this tower differ, got None")
-        index = _apply.parse_layer(0 if layer is None else layer, self.layers)
+        if layer is None and len({*self.grids}) == 1:
+            layer = 0
+        require(layer is not None, "layer must be given, because the layers of this tower differ, got None")
+        index = _apply.parse_layer(layer, self.layers)
         expected = "a Python integer, because the number of tokens may depend on it"
         require_type(isinstance(index, int), "layer", expected, layer)
         grid = self.grids[index]

@@ -59,6 +59,7 @@ def test_one_row_for_equal_layers():
 COLUMNS = {
     "a base that no geometric spectrum has": (RotaryLayer(pe.linear_scaling(64, 8.0), 128), "base", "?"),
     "the base of each coordinate": (RotaryLayer(pe.axial(64, 2, 100.0), 64), "base", "100"),
+    "the base that coordinates share": (RotaryLayer(pe.multi_section(64, (8, 12, 12)), 64), "base", "10000"),
     "coordinates": (RotaryLayer(pe.multi_section(64, (8, 12, 12)), 64), "coordinates", "8+12+12"),
     "an amplitude": (RotaryLayer(pe.geometric(64).with_attention_factor(1.5), 64), "amplitude", "1.5"),
     "learned": (RotaryLayer(64, 64, learned_log_factor="alpha"), "rope type", "default, learned"),

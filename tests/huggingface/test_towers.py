@@ -104,7 +104,7 @@ def test_each_fact_matters(model_type, monkeypatch):
         assert_wrong(CASES[model_type], **windows)
 
 
-ONLY_CHECKS = "efficientloftr llama4_vision_model minimax_m3_vl_vision sam3_tracker_video".split()
+ONLY_CHECKS = "efficientloftr minimax_m3_vl_vision sam3_tracker_video".split()
 
 
 @pytest.mark.parametrize("model_type", sorted(_vision.QUIRKS.keys() - ONLY_CHECKS))
