@@ -6,15 +6,13 @@ processor. A field is a fact that at least two model types share.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc_jax.hf._models import FACTS, by_model_type
 
 
-@dataclasses.dataclass(frozen=True)
-class Multimodal:
+class Multimodal(NamedTuple):
     """The facts of a model_type.
 
     "By default" means: where the config does not have the key.

@@ -19,6 +19,7 @@ from posenc_jax.hf._models import FACTS, PARTS, by_model_type, canonical_type
 from posenc_jax.hf._patches import PatchGrid, TowerTable, parse_count
 from posenc_jax.hf._refused import REFUSED
 from posenc_jax.hf._values import (
+    Json,
     Values,
     agreed_value,
     check_agreement,
@@ -52,8 +53,8 @@ class Tower:
     heads: str | None = "num_attention_heads"  # hidden / heads features rotate together; None: hidden features
     depth: str = "num_hidden_layers"
     names: Mapping[str, str]  # keys → their other names
-    defaults: Mapping[str, Any]  # the class's values of keys
-    rope: Mapping[str, Any]  # and of rope settings; its base alone if it reads no settings
+    defaults: Json  # the class's values of keys
+    rope: Json  # and of rope settings; its base alone if it reads no settings
     keys: tuple[str, ...]  # that its class has or takes, of those that may concern positions
 
 
@@ -184,7 +185,7 @@ class TowerConfig(Values):
         return parse_count(name, self.values[name], least)
 
 
-def _parse_tower_config(config: Any, part: Mapping[str, Any], label: str = "config", depth: int = 4) -> dict[str, Any]:
+def _parse_tower_config(config: Any, part: Json, label: str = "config", depth: int = 4) -> dict[str, Any]:
     """The config of the tower in a config, at most `depth` levels deep; errors call the config `label`.
 
     `part` has the facts of a config that is a part of a composite.

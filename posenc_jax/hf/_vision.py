@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 from posenc_jax._frequencies.axes import join
@@ -16,7 +15,7 @@ from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._patches import PatchGrid, parse_count
 from posenc_jax.hf._plan import RotaryLayer
 from posenc_jax.hf._towers import TOWERS, Tower, TowerConfig
-from posenc_jax.hf._values import agreed_value
+from posenc_jax.hf._values import Json, agreed_value
 from posenc_jax.hf._vision_plan import VisionPlan
 
 
@@ -112,7 +111,7 @@ def _grid(config: TowerConfig) -> PatchGrid:
     return dataclasses.replace(grid, merge=merge, window=window, leading=leading, shapes=shapes)
 
 
-def _shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+def _shape(values: Json, name: str) -> tuple[int, ...]:
     """(height, width), of image_size in patches; a config has width and height, or one number if they are equal."""
     value = values[name]
     sides = [value] * 2 if isinstance(value, int) else checks.sequence(name, value, "a width and a height")
@@ -128,7 +127,7 @@ def _shape(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
 # What one tower alone does: fields of the plan that `TOWERS` does not say. The docstring of each function says what is
 # special: the site's table of towers shows it.
 
-Fields = Mapping[str, Any]
+Fields = Json
 
 
 def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require, require_type
@@ -79,7 +80,7 @@ class VisionPlan(RotaryPlan):
         return {**RESAMPLING[self.table]}
 
     @public
-    def table_rows(self, table: jax.typing.ArrayLike, shape: Sequence[int]) -> jax.Array:
+    def table_rows(self, table: ArrayLike, shape: Sequence[int]) -> jax.Array:
         r"""The rows of the learned table that the tower adds to the patches of one image or video.
 
         Examples:
@@ -167,14 +168,14 @@ class VisionPlan(RotaryPlan):
     @public
     def rotate(
         self,
-        x: jax.typing.ArrayLike,
+        x: ArrayLike,
         layer: int | jax.Array,
-        positions: jax.typing.ArrayLike | None = None,
+        positions: ArrayLike | None = None,
         *,
         head_axis: int | tuple[int, ...] | None,
         role: Role | None = None,
         scaled: bool | None = None,
-        parameters: Mapping[str, jax.typing.ArrayLike] | None = None,
+        parameters: Mapping[str, ArrayLike] | None = None,
     ) -> jax.Array:
         r"""Rotates the queries or the keys of one layer as the tower does.
 
@@ -218,9 +219,7 @@ class VisionPlan(RotaryPlan):
         return y.reshape(halves.shape).swapaxes(-3, -2).reshape(x.shape)
 
     @public
-    def shift_keys(
-        self, keys: jax.typing.ArrayLike, layer: int | jax.Array, offset: jax.typing.ArrayLike, **options: Any
-    ) -> jax.Array:
+    def shift_keys(self, keys: ArrayLike, layer: int | jax.Array, offset: ArrayLike, **options: Any) -> jax.Array:
         """`RotaryPlan.shift_keys`, which raises where each slice of a head has a coordinate of its own."""
         require(self.slices == 1, "slices must be 1 to move keys, got {}: rotate them at other positions", self.slices)
         return super().shift_keys(keys, layer, offset, **options)
