@@ -23,7 +23,7 @@ from posenc_jax._rotary.parser import parse_rotary
 from posenc_jax._rotary.primitive import apply_rotation
 from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.rotation import RotationSettings
-from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_sines, parse_parameters, shapes_of
+from posenc_jax.hf._parameters import HeadScale, head_factors, learned_sines, parse_parameters
 
 Role = Literal["query", "key", "value", "output"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -42,9 +42,9 @@ def parse_layer(layer: Any, layers: Sequence[Any]) -> int | jax.Array:
     """The index of a layer of a plan, a Python integer unless it is traced."""
     layer, count = unwrap_array(layer), len(layers)
     if not checks.is_concrete(layer):
-        head_dims = dict.fromkeys(str(each.head_dim) for each in layers)
+        head_dims = {each.head_dim for each in layers}
         message = "layer must be a Python integer where head_dim differs between layers, got {}"
-        require(len(head_dims) == 1, message, ", ".join(head_dims))
+        require(len(head_dims) == 1, message, sorted(head_dims))
         return checks.zero_dimensional("layer", layer, checks.Kind("an integer", floats=False))
     layer = checks.integer("layer", layer.item() if getattr(layer, "ndim", None) == 0 else layer)
     require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
@@ -77,7 +77,7 @@ def rotate(
     """
     names: Any = {"name": "keys", "positions_name": "offset", "shared": True} if moves else {"name": "x"}
     index = parse_layer(layer, plan.layers)
-    layers, index = (plan.layers[index : index + 1], None) if isinstance(index, int) else (plan.layers, index)
+    layers, index = ((plan.layers[index],), None) if isinstance(index, int) else (plan.layers, index)
     x = parse_width(x, _widths(layers, plan.layers), names["name"])
     rotations = tuple(
         LayerRotation(
@@ -103,14 +103,9 @@ def rotate(
     if positions is not None and scales and checks.is_concrete(positions):
         least = np.asarray(positions).min(initial=0)
         require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
-    by_head = any(isinstance(scale, HeadScale) for scale in scales)
-    require(heads or not by_head, "head_axis must be given, because each head has its own scale of queries, got None")
-    shapes: Shapes = {}
-    for rotation in rotations:
-        shapes |= shapes_of(rotation, math.prod(x.shape[axis] for axis in heads))
-    arrays = parse_parameters(parameters, shapes)
-    for learned in filter(None, (rotation.learned_log_factor for rotation in rotations)):
-        checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
+    arrays: dict[str, jax.Array] = {}
+    for rotation in dict.fromkeys(rotations):
+        arrays |= parse_parameters(parameters, rotation, [x.shape[axis] for axis in heads])
     settings = RotationSettings(plan.layout, plan.part == "last", backward=role == "output")
     return _rotate(settings, rotations, x, positions, index, arrays, heads)
 
@@ -152,13 +147,15 @@ def _rotate_and_scale(
     parameters: Mapping[str, jax.Array],
 ) -> jax.Array:
     """Rotates and scales x, rounded once."""
-    dtype, angles = np.dtype(compute_dtype(x)), Angles(positions, rotation.frequencies)
-    if rotation.learned_log_factor is not None:
-        angles = learned_sines(rotation.frequencies, parameters[rotation.learned_log_factor], positions)
-    if rotation.query_scale is None and rotation.softmax_scale == 1:
+    frequencies, scale, softmax_scale, learned = rotation
+    angles = Angles(positions, frequencies)
+    if learned is not None:
+        angles = learned_sines(frequencies, parameters[learned], positions)
+    if scale is None and softmax_scale == 1:
         return apply_rotation(settings, x, angles)
+    dtype = np.dtype(compute_dtype(x))
     y = apply_rotation(settings._replace(result=dtype), x, angles)
-    scale, factor, positions = rotation.query_scale, np.array(rotation.softmax_scale, dtype), positions[..., :1]
+    factor, positions = np.array(softmax_scale, dtype), positions[..., :1]
     if scale:
         by_head = isinstance(scale, HeadScale)
         factors = head_factors(scale, positions, parameters, x, heads) if by_head else scale(positions)

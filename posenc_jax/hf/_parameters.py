@@ -11,22 +11,21 @@ most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from posenc_jax._frequencies.angles import Angles, SinCosTable, pair_sines
+from posenc_jax._frequencies.angles import Angles, SinCosTable, features
 from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import compute_dtype
 from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import product
 from posenc_jax._numerics.exponentials import expm1
-
-Shapes = dict[str, tuple[Any, ...]]  # of parameters, by their names
 
 
 @jax.tree_util.register_static
@@ -62,28 +61,31 @@ class HeadScale:
         vars(self).update(num_heads=checks.positive_int("num_heads", self.num_heads))  # frozen
 
 
-def shapes_of(layer: Any, num_heads: Any = None) -> Shapes:
+def shapes_of(layer: Any, num_heads: Any = None) -> dict[str, tuple[Any, ...]]:
     """The shapes of a layer's parameters, for `num_heads` heads, by default all heads of the model."""
     learned, scale = layer.learned_log_factor, layer.query_scale
-    result: Shapes = {} if learned is None else {learned: (layer.frequencies.num_pairs,)}
+    result = {} if learned is None else {learned: (layer.frequencies.num_pairs,)}
     if isinstance(scale, HeadScale):
         result |= dict.fromkeys((scale.scale, scale.bias), (scale.num_heads if num_heads is None else num_heads,))
     return result
 
 
-def parse_parameters(parameters: Any, shapes: Shapes) -> dict[str, jax.Array]:
-    """The arrays of these names, float arrays of these shapes; other parameters are ignored."""
-    fits = parameters is None or isinstance(parameters, Mapping)
-    require_type(fits, "parameters", "a mapping of names to arrays", parameters)
-    arrays = parameters or {}
-    missing = ", ".join(f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in arrays)
-    message = "parameters must hold {}, which this model has learned, got {}"
+def parse_parameters(parameters: Any, layer: Any, head_counts: Sequence[Any]) -> dict[str, jax.Array]:
+    """The learned arrays of a layer, for x whose head axes have these sizes; other parameters are ignored."""
+    fits = head_counts or not isinstance(layer.query_scale, HeadScale)
+    require(fits, "head_axis must be given, because each head has its own scale of queries, got None")
+    require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters)
+    arrays, shapes = parameters or {}, shapes_of(layer, math.prod(head_counts))
+    missing = {name: shape for name, shape in shapes.items() if name not in arrays}
+    message = "parameters must hold arrays of these shapes, which this model has learned, {}, got {}"
     require(not missing, message, missing, sorted(map(str, arrays)) or "none")
     result = {}
     for name, shape in shapes.items():
         label = f"parameters[{name!r}]"
         result[name] = array = checks.floats(label, arrays[name], ("size",))
         require(array.shape == shape, "{} must have shape {}, got {}", label, shape, array.shape)
+        if name == layer.learned_log_factor:
+            checks.unsharded(label, array)
     return result
 
 
@@ -94,8 +96,7 @@ def learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: ja
     low = (exact - high).astype(np.float32)
     correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
     angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
-    table = jnp.concatenate([pair_sines(angles, quarter) for quarter in np.arange(2, dtype=np.int32)], axis=-1)
-    return SinCosTable(table * np.float32(frequencies.attention_factor))
+    return SinCosTable(features(angles, "half") * np.float32(frequencies.attention_factor))
 
 
 def head_factors(

@@ -67,10 +67,9 @@ def molmo2(config: Draft) -> None:
     require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
     outside = {key: config.take(key) for key in ("rope_theta", "original_max_position_embeddings")}
     scaled = extended(config.take_settings(), **outside)
-    plain = {"rope_theta": scaled.get("rope_theta", default=10_000.0)}
-    by_type = {"scaled": {**scaled.values, **plain}, "plain": plain}
+    base = {"rope_theta": scaled.get("rope_theta", default=10_000.0)}
     types = config["layer_types"] = ["scaled" if i in layers else "plain" for i in range(count)]
-    config["rope_parameters"] = {x: by_type[x] for x in types}
+    config["rope_parameters"] = {x: {**scaled.values, **base} if x == "scaled" else base for x in types}
 
 
 def neomme(config: Draft) -> None:
@@ -150,8 +149,8 @@ def minimax_m3(config: Draft) -> None:
 
 def olmo_hybrid(config: Draft) -> None:
     """A null rope_theta means that no layer has positions."""
-    nulls = {f"{x.label}rope_theta is null": x.is_null("rope_theta") for x in config.settings}
-    config["no_rope_layers"] = [not agreed_value(nulls)] * config.num_layers
+    rotates = not all(settings.is_null("rope_theta") for settings in config.settings)
+    config["no_rope_layers"] = [rotates] * config.num_layers
 
 
 def dbrx(config: Draft) -> None:
@@ -165,8 +164,7 @@ def qwen(config: Draft) -> None:
     config.take("use_dynamic_ntk")
     if is_dynamic:
         config.take_only(rope_scaling={}, rope_parameters={})
-        maximum = config.get_integer("seq_length")
-        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": maximum}
+        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": config.get_integer("seq_length")}
     config["max_position_embeddings"] = None
 
 
@@ -234,16 +232,17 @@ def deepseek_v4(config: Draft) -> None:
     share = config.get_number(_SHARE, default=None) or 0.125
     width = config.get_integer("qk_rope_head_dim", default=int(head_dim * share))
     require(width < head_dim, "head_dim must be more than the {} features that rotate, got {}", width, head_dim)
-    config.take_only(qk_nope_head_dim=head_dim - width)
     config["qk_nope_head_dim"], config["qk_rope_head_dim"] = head_dim - width, width
     settings = config.take_settings()
     if is_nested(settings):
         config["rope_parameters"] = by_type = {}
-        # Without them, transformers would take the other base and rotate the whole head.
-        needed = ["rope_theta"] if config.look_up(_SHARE) else ["rope_theta", _SHARE]
         for layer_type in types:
             of_type = settings.get_mapping("main" if layer_type == SLIDING else "compress")
-            by_type[layer_type] = {**of_type.values, **{name: of_type.get_required(name) for name in needed}}
+            by_type[layer_type] = of_type.values
+            # Without them, transformers would take the other base and rotate the whole head.
+            of_type.get_required("rope_theta")
+            if not config.look_up(_SHARE):
+                of_type.get_required(_SHARE)
         return
     rope_types = settings.look_up("rope_type", "type").values()
     message = "rope_type 'deepseek_yarn' has an amplitude of its own: write 'yarn', and attention_factor if it has one"
@@ -259,12 +258,16 @@ def mistral_large4(config: Draft) -> None:
     """Frequencies have learned factors, and the queries of each head a learned scale: `plan.parameters` names them."""
     if any(settings.values for settings in config.settings):
         config.put_settings(learned_log_factor="lerope.alpha")
-    for key, module, count in (
-        ("query_scale", "attention", config.get_integer("num_attention_heads")),
-        ("indexer_query_scale", "attention.indexer", config.get_integer("index_n_heads", default=32)),
-    ):
-        name = f"layers.{{layer}}.{module}.ssmax_scaling"
-        config[key] = {"scale": f"{name}.s", "bias": f"{name}.b", "num_heads": count}
+    config["query_scale"] = {
+        "scale": "layers.{layer}.attention.ssmax_scaling.s",
+        "bias": "layers.{layer}.attention.ssmax_scaling.b",
+        "num_heads": config.get_integer("num_attention_heads"),
+    }
+    config["indexer_query_scale"] = {
+        "scale": "layers.{layer}.attention.indexer.ssmax_scaling.s",
+        "bias": "layers.{layer}.attention.indexer.ssmax_scaling.b",
+        "num_heads": config.get_integer("index_n_heads", default=32),
+    }
 
 
 REWRITERS = by_model_type(

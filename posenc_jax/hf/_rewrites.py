@@ -14,7 +14,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf import _rewrite_settings as settings
 from posenc_jax.hf._layers import COUNTS
-from posenc_jax.hf._models import MODELS, UNNAMED, by_model_type, canonical_type
+from posenc_jax.hf._models import MODELS, UNNAMED, Pattern, by_model_type, canonical_type
 from posenc_jax.hf._rewriting import FULL, LINEAR, SLIDING, Draft
 from posenc_jax.hf._values import Values, equal, parse_mapping
 
@@ -75,11 +75,11 @@ def cohere2_moe(config: Draft) -> None:
     first = checks.integer("first_k_dense_replace", config.get("first_k_dense_replace", default=0), 0)
     prefix = config.get_integer("prefix_dense_sliding_window_pattern", default=1)
     period = config.get_integer("sliding_window_pattern", default=4)
-    is_sliding = lambda i: (i + 1) % prefix if i < first else (i - first + 1) % period  # noqa: E731
-    types = config.put_usual_types(lambda i: SLIDING if is_sliding(i) else FULL)
+    usual = [*Pattern(prefix).types(first), *Pattern(period).types(config.num_layers)]
+    types = config.put_usual_types(lambda i: usual[i])
     require(not config.is_null("sliding_window"), "sliding_window must not be null in model_type 'cohere2_moe'")
-    dense = [x == "dense" for x in config.take_layers("mlp_layer_types")] or [i < first for i in range(len(types))]
-    config["no_rope_layers"] = [x == SLIDING or dense[i] and prefix == 1 for i, x in enumerate(types)]
+    blocks = config.take_layers("mlp_layer_types") or ["dense"] * first + ["sparse"] * len(types)
+    config["no_rope_layers"] = [x == SLIDING or prefix == 1 and blocks[i] == "dense" for i, x in enumerate(types)]
 
 
 def gemma4(config: Draft) -> None:

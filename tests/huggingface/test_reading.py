@@ -476,7 +476,7 @@ REFUSED = [
      "the base of layers of type sliding_attention is 500000.0 since transformers 5.0 and 12345.0 before: write rope_parameters, or the release that the config is for as transformers_version, got None"),
     ("olmo3", {"transformers_version": 5.0}, "transformers_version must be a string, got float 5.0"),
     ("olmo_hybrid", {"rope_parameters": {"rope_theta": None}, "rope_scaling": {"rope_theta": 1e4}},
-     "rope_scaling.rope_theta is null = False contradicts rope_parameters.rope_theta is null = True"),
+     "rope_scaling = {'rope_theta': 10000.0} contradicts rope_parameters = {'rope_theta': None} (rope_parameters.rope_theta must have a value or be left out for 10000.0, got null): write all settings into one of them, the base of the model too"),
     ("paddleocr_vl_text", {"head_dim": None},
      "the mrope_section of model_type 'paddleocr_vl_text': multi_section: sections must sum to the 32 pairs of frequencies, got (16, 24, 24)"),
     ("phi", {"head_dim": 30},
