@@ -12,18 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._frequencies.angles import Angles
+from posenc_jax._frequencies.angles import Angles, SinCosTable, features
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.parser import parse_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import compute_dtype, unwrap_array
-from posenc_jax._jax.errors import require
-from posenc_jax._jax.workarounds import compiled
+from posenc_jax._jax.errors import require, require_type
+from posenc_jax._jax.workarounds import compiled, product
+from posenc_jax._numerics.exponentials import expm1
 from posenc_jax._rotary.parser import parse_rotary
 from posenc_jax._rotary.primitive import apply_rotation
 from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.rotation import RotationSettings
-from posenc_jax.hf._parameters import HeadScale, head_factors, learned_sines, parse_parameters
+from posenc_jax.hf._parameters import HeadScale, shapes_of
 
 Role = Literal["query", "key", "value", "output"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -105,9 +106,28 @@ def rotate(
         require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
     arrays: dict[str, jax.Array] = {}
     for rotation in dict.fromkeys(rotations):
-        arrays |= parse_parameters(parameters, rotation, [x.shape[axis] for axis in heads])
+        arrays |= _parse_parameters(parameters, rotation, [x.shape[axis] for axis in heads])
     settings = RotationSettings(plan.layout, plan.part == "last", backward=role == "output")
     return _rotate(settings, rotations, x, positions, index, arrays, heads)
+
+
+def _parse_parameters(parameters: Any, layer: Any, head_counts: Sequence[Any]) -> dict[str, jax.Array]:
+    """The learned arrays of a layer, for x whose head axes have these sizes; other parameters are ignored."""
+    fits = head_counts or not isinstance(layer.query_scale, HeadScale)
+    require(fits, "head_axis must be given, because each head has its own scale of queries, got None")
+    require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters)
+    arrays, shapes = parameters or {}, shapes_of(layer, math.prod(head_counts))
+    missing = {name: shape for name, shape in shapes.items() if name not in arrays}
+    message = "parameters must hold arrays of these shapes, which this model has learned, {}, got {}"
+    require(not missing, message, missing, sorted(map(str, arrays)) or "none")
+    result = {}
+    for name, shape in shapes.items():
+        label = f"parameters[{name!r}]"
+        result[name] = array = checks.floats(label, arrays[name], ("size",))
+        require(array.shape == shape, "{} must have shape {}, got {}", label, shape, array.shape)
+        if name == layer.learned_log_factor:
+            checks.unsharded(label, array)
+    return result
 
 
 def _widths(layers: Sequence[Any], all_layers: Sequence[Any]) -> set[int]:
@@ -150,7 +170,7 @@ def _rotate_and_scale(
     frequencies, scale, softmax_scale, learned = rotation
     angles = Angles(positions, frequencies)
     if learned is not None:
-        angles = learned_sines(frequencies, parameters[learned], positions)
+        angles = _learned_sines(frequencies, parameters[learned], positions)
     if scale is None and softmax_scale == 1:
         return apply_rotation(settings, x, angles)
     dtype = np.dtype(compute_dtype(x))
@@ -158,6 +178,35 @@ def _rotate_and_scale(
     factor, positions = np.array(softmax_scale, dtype), positions[..., :1]
     if scale:
         by_head = isinstance(scale, HeadScale)
-        factors = head_factors(scale, positions, parameters, x, heads) if by_head else scale(positions)
+        factors = _head_factors(scale, positions, parameters, x, heads) if by_head else scale(positions)
         factor = factor * factors.astype(dtype)
     return (y * factor).astype(x.dtype)
+
+
+def _learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
+    r"""The sines and cosines at positions (..., 1) by the frequencies times exp(log_factor), with the amplitude.
+
+    A learned factor $e^\alpha$ of a frequency $\omega$ is applied as a correction of the exact one,
+
+    $$\theta = \omega p + \left(\omega\,(e^\alpha - 1)\right) p.$$
+
+    Only the second frequency is rounded to float32, and it is small if little was learned: the error of the phase is at
+    most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of an exact spectrum.
+    """
+    exact = frequencies.angular
+    high = exact.astype(np.float32)
+    low = (exact - high).astype(np.float32)
+    correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
+    angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
+    return SinCosTable(features(angles, "half") * np.float32(frequencies.attention_factor))
+
+
+def _head_factors(
+    scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], x: jax.Array, heads: tuple[int, ...]
+) -> jax.Array:
+    """The factors of queries x at positions (..., 1), which have axes of size 1 for the heads."""
+    counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
+    both = arrays[scale.scale], arrays[scale.bias]
+    dtype = compute_dtype(*both)
+    slope, bias = (jnp.expand_dims(array.astype(dtype).reshape(counts), others) for array in both)
+    return slope * jnp.log1p(positions.astype(dtype)) + bias

@@ -1,31 +1,14 @@
-r"""Learned parameters, which `plan.rotate` takes as arrays: factors of frequencies, scales of queries.
-
-A learned factor $e^\alpha$ of a frequency $\omega$ is applied as a correction of the exact one,
-
-$$\theta = \omega p + \left(\omega\,(e^\alpha - 1)\right) p.$$
-
-Only the second frequency is rounded to float32, and it is small if little was learned: the error of the phase is at
-most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of an exact spectrum.
-"""
+"""The learned parameters of a layer, which `plan.rotate` takes as arrays: their names and shapes."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from posenc_jax._frequencies.angles import Angles, SinCosTable, features
-from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
-from posenc_jax._jax.arrays import compute_dtype
 from posenc_jax._jax.errors import public, require, require_type
-from posenc_jax._jax.workarounds import product
-from posenc_jax._numerics.exponentials import expm1
 
 
 @jax.tree_util.register_static
@@ -68,43 +51,3 @@ def shapes_of(layer: Any, num_heads: Any = None) -> dict[str, tuple[Any, ...]]:
     if isinstance(scale, HeadScale):
         result |= dict.fromkeys((scale.scale, scale.bias), (scale.num_heads if num_heads is None else num_heads,))
     return result
-
-
-def parse_parameters(parameters: Any, layer: Any, head_counts: Sequence[Any]) -> dict[str, jax.Array]:
-    """The learned arrays of a layer, for x whose head axes have these sizes; other parameters are ignored."""
-    fits = head_counts or not isinstance(layer.query_scale, HeadScale)
-    require(fits, "head_axis must be given, because each head has its own scale of queries, got None")
-    require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters)
-    arrays, shapes = parameters or {}, shapes_of(layer, math.prod(head_counts))
-    missing = {name: shape for name, shape in shapes.items() if name not in arrays}
-    message = "parameters must hold arrays of these shapes, which this model has learned, {}, got {}"
-    require(not missing, message, missing, sorted(map(str, arrays)) or "none")
-    result = {}
-    for name, shape in shapes.items():
-        label = f"parameters[{name!r}]"
-        result[name] = array = checks.floats(label, arrays[name], ("size",))
-        require(array.shape == shape, "{} must have shape {}, got {}", label, shape, array.shape)
-        if name == layer.learned_log_factor:
-            checks.unsharded(label, array)
-    return result
-
-
-def learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
-    """The sines and cosines at positions (..., 1) by the frequencies times exp(log_factor), with the amplitude."""
-    exact = frequencies.angular
-    high = exact.astype(np.float32)
-    low = (exact - high).astype(np.float32)
-    correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
-    angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
-    return SinCosTable(features(angles, "half") * np.float32(frequencies.attention_factor))
-
-
-def head_factors(
-    scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], x: jax.Array, heads: tuple[int, ...]
-) -> jax.Array:
-    """The factors of queries x at positions (..., 1), which have axes of size 1 for the heads."""
-    counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
-    both = arrays[scale.scale], arrays[scale.bias]
-    dtype = compute_dtype(*both)
-    slope, bias = (jnp.expand_dims(array.astype(dtype).reshape(counts), others) for array in both)
-    return slope * jnp.log1p(positions.astype(dtype)) + bias

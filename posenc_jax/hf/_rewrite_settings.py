@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
@@ -24,8 +25,11 @@ def mimo_v2(config: Draft) -> None:
     config["rope_parameters" if is_nested(settings) else "rope_scaling"] = settings.values
 
 
-def _put_lists(config: Draft, types: Sequence[str], **lists: str) -> None:
-    """Writes into the settings of each layer type what lists have for its layers: a setting → the key of a list."""
+def _put_lists(config: Draft, types: Sequence[str], usual: dict[str, Any], **lists: str) -> None:
+    """Writes into the settings of each layer type what lists have for its layers: a setting → the key of a list.
+
+    `usual` is for the layer types without these settings.
+    """
     settings = config.take_settings()
     settings = settings if is_nested(settings) else Values({FULL: settings.values}, settings.name)
     by_type = {x: settings.get_mapping(x) for x in types}
@@ -33,7 +37,7 @@ def _put_lists(config: Draft, types: Sequence[str], **lists: str) -> None:
         items = config.take_layers(name) if isinstance(config.values.get(name), Sequence) else []
         for layer_type, item in zip(types, items, strict=False):
             by_type[layer_type] = extended(by_type[layer_type], **{setting: item})
-    config["rope_parameters"] = {x: of_type.values for x, of_type in by_type.items()}
+    config["rope_parameters"] = {x: {**usual, **of_type.values} for x, of_type in by_type.items()}
 
 
 def step3p5(config: Draft) -> None:
@@ -44,9 +48,8 @@ def step3p5(config: Draft) -> None:
         config.take_only(rope_parameters={}, partial_rotary_factor=1.0)  # the class overwrites them
         base = config.get("rope_theta", default=10_000.0)
         config["rope_theta"] = base if isinstance(base, Sequence) else [base] * len(types)
-    _put_lists(config, types, rope_theta="rope_theta", partial_rotary_factor="partial_rotary_factors")
-    share = config.look_up(_SHARE)  # of the layer types without one
-    config["rope_parameters"] = {x: share | values for x, values in config.values["rope_parameters"].items()}
+    lists = {"rope_theta": "rope_theta", _SHARE: "partial_rotary_factors"}
+    _put_lists(config, types, config.look_up(_SHARE), **lists)
 
 
 def ultrabert(config: Draft) -> None:
@@ -55,7 +58,7 @@ def ultrabert(config: Draft) -> None:
     config.put_types("attention_windows", [SLIDING if window else FULL for window in windows])
     if config.look_up("layer_types") and isinstance(config.values.get("rope_theta"), Sequence):
         types = config["layer_types"] = config.take_layers("layer_types")
-        _put_lists(config, types, rope_theta="rope_theta")
+        _put_lists(config, types, {}, rope_theta="rope_theta")
 
 
 def molmo2(config: Draft) -> None:
@@ -65,7 +68,7 @@ def molmo2(config: Draft) -> None:
         return
     fits = all(i in range(count) for i in layers)
     require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
-    outside = {key: config.take(key) for key in ("rope_theta", "original_max_position_embeddings")}
+    outside = config.look_up("rope_theta", "original_max_position_embeddings")
     scaled = extended(config.take_settings(), **outside)
     base = {"rope_theta": scaled.get("rope_theta", default=10_000.0)}
     types = config["layer_types"] = ["scaled" if i in layers else "plain" for i in range(count)]
@@ -195,8 +198,8 @@ def needs_rope_type(config: Draft) -> None:
     """The code reads rope_type in an old rope_scaling, and not `type`."""
     scaling = config.get_mapping("rope_scaling")
     fits = not scaling.look_up("type") or scaling.look_up("rope_type") or equal(scaling.values.get("factor"), 1)
-    message = "rope_scaling.type = {!r:.60} must be spelled rope_type in model_type {!r}"
-    require(fits, message, scaling.values.get("type"), config.values["model_type"])
+    message = "rope_scaling.type = {!r:.60} must be spelled rope_type for this model_type"
+    require(fits, message, scaling.values.get("type"))
 
 
 def modernbert(config: Draft) -> None:

@@ -182,7 +182,7 @@ FIXED = by_model_type(
 
 def rewritten(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config, rewritten for its model_type."""
-    draft, name = Draft(values), canonical_type(str(values.get("model_type"))) or ""
+    draft, name = Draft({**values}), canonical_type(str(values.get("model_type"))) or ""
     model = MODELS.get(name, UNNAMED)
     is_usual = model.writes_theta and equal(values.get("rope_theta"), model.theta)
     if is_usual and draft.get_mapping("rope_parameters").look_up("rope_theta"):

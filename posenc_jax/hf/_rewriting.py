@@ -17,12 +17,10 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 class Draft(Values):
     """A config while it is rewritten."""
 
-    def __init__(self, values: Mapping[str, Any]):
-        self._values = dict(values)
-        super().__init__(self._values)
+    values: dict[str, Any]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._values[name] = value
+        self.values[name] = value
 
     @property
     def num_layers(self) -> int:
@@ -36,7 +34,7 @@ class Draft(Values):
 
     def take(self, name: str) -> Any:
         """Takes out a key."""
-        return self._values.pop(name, None)
+        return self.values.pop(name, None)
 
     def take_only(self, **usual: Any) -> None:
         """Takes out keys that must be missing or have these values."""
