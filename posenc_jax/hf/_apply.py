@@ -148,12 +148,13 @@ def _rotate(
     heads: tuple[int, ...],
 ) -> jax.Array:
     """Applies to x the rotation that `layer` selects, NaN if there is none; without a layer, the only rotation."""
-    positions, distinct = expand_positions(x, positions, heads), list(dict.fromkeys(rotations))
-    outside = LayerRotation(geometric(0), softmax_scale=math.nan)
-    branches = [functools.partial(_rotate_and_scale, settings, heads, each) for each in (outside, *distinct)]
+    positions, outside = expand_positions(x, positions, heads), LayerRotation(geometric(0), softmax_scale=math.nan)
+    by_layer = outside, *rotations, outside
+    distinct = list(dict.fromkeys(by_layer))
+    branches = [functools.partial(_rotate_and_scale, settings, heads, each) for each in distinct]
     if layer is None:
         return branches[-1](x, positions, parameters)
-    branch_of_layer = np.array([0, *(distinct.index(rotation) + 1 for rotation in rotations), 0], np.int32)
+    branch_of_layer = np.array([distinct.index(each) for each in by_layer], np.int32)
     branch = lax.dynamic_index_in_dim(branch_of_layer, jnp.clip(layer, -1, len(rotations)) + 1, keepdims=False)
     return lax.switch(branch, branches, x, positions, parameters)
 
@@ -175,11 +176,15 @@ def _rotate_and_scale(
         return apply_rotation(settings, x, angles)
     dtype = np.dtype(compute_dtype(x))
     y = apply_rotation(settings._replace(result=dtype), x, angles)
-    factor, positions = np.array(softmax_scale, dtype), positions[..., :1]
-    if scale:
-        by_head = isinstance(scale, HeadScale)
-        factors = _head_factors(scale, positions, parameters, x, heads) if by_head else scale(positions)
-        factor = factor * factors.astype(dtype)
+    factor, position = np.array(softmax_scale, dtype), positions[..., :1]
+    if isinstance(scale, HeadScale):
+        counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
+        arrays = parameters[scale.scale], parameters[scale.bias]
+        wide = compute_dtype(*arrays)
+        slope, bias = (jnp.expand_dims(array.astype(wide).reshape(counts), others) for array in arrays)
+        factor = factor * (slope * jnp.log1p(position.astype(wide)) + bias).astype(dtype)
+    elif scale:
+        factor = factor * scale(position).astype(dtype)
     return (y * factor).astype(x.dtype)
 
 
@@ -199,14 +204,3 @@ def _learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: j
     correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
     angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
     return SinCosTable(features(angles, "half") * np.float32(frequencies.attention_factor))
-
-
-def _head_factors(
-    scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], x: jax.Array, heads: tuple[int, ...]
-) -> jax.Array:
-    """The factors of queries x at positions (..., 1), which have axes of size 1 for the heads."""
-    counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
-    both = arrays[scale.scale], arrays[scale.bias]
-    dtype = compute_dtype(*both)
-    slope, bias = (jnp.expand_dims(array.astype(dtype).reshape(counts), others) for array in both)
-    return slope * jnp.log1p(positions.astype(dtype)) + bias
