@@ -148,44 +148,37 @@ def _rotate(
     heads: tuple[int, ...],
 ) -> jax.Array:
     """Applies to x the rotation that `layer` selects, NaN if there is none; without a layer, the only rotation."""
-    positions, outside = expand_positions(x, positions, heads), LayerRotation(geometric(0), softmax_scale=math.nan)
+    positions = expand_positions(x, positions, heads)
+
+    def rotated(rotation: LayerRotation) -> jax.Array:
+        """The rotation of x, scaled and rounded once."""
+        frequencies, scale, softmax_scale, learned = rotation
+        angles = Angles(positions, frequencies)
+        if learned is not None:
+            angles = _learned_sines(frequencies, parameters[learned], positions)
+        if scale is None and softmax_scale == 1:
+            return apply_rotation(settings, x, angles)
+        dtype = np.dtype(compute_dtype(x))
+        y = apply_rotation(settings._replace(result=dtype), x, angles)
+        factor, position = np.array(softmax_scale, dtype), positions[..., :1]
+        if isinstance(scale, HeadScale):
+            counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
+            arrays = parameters[scale.scale], parameters[scale.bias]
+            wide = compute_dtype(*arrays)
+            slope, bias = (jnp.expand_dims(array.astype(wide).reshape(counts), others) for array in arrays)
+            factor = factor * (slope * jnp.log1p(position.astype(wide)) + bias).astype(dtype)
+        elif scale:
+            factor = factor * scale(position).astype(dtype)
+        return (y * factor).astype(x.dtype)
+
+    outside = LayerRotation(geometric(0), softmax_scale=math.nan)
     by_layer = outside, *rotations, outside
     distinct = list(dict.fromkeys(by_layer))
-    branches = [functools.partial(_rotate_and_scale, settings, heads, each) for each in distinct]
     if layer is None:
-        return branches[-1](x, positions, parameters)
+        return rotated(distinct[-1])
     branch_of_layer = np.array([distinct.index(each) for each in by_layer], np.int32)
     branch = lax.dynamic_index_in_dim(branch_of_layer, jnp.clip(layer, -1, len(rotations)) + 1, keepdims=False)
-    return lax.switch(branch, branches, x, positions, parameters)
-
-
-def _rotate_and_scale(
-    settings: RotationSettings,
-    heads: tuple[int, ...],
-    rotation: LayerRotation,
-    x: jax.Array,
-    positions: jax.Array,
-    parameters: Mapping[str, jax.Array],
-) -> jax.Array:
-    """Rotates and scales x, rounded once."""
-    frequencies, scale, softmax_scale, learned = rotation
-    angles = Angles(positions, frequencies)
-    if learned is not None:
-        angles = _learned_sines(frequencies, parameters[learned], positions)
-    if scale is None and softmax_scale == 1:
-        return apply_rotation(settings, x, angles)
-    dtype = np.dtype(compute_dtype(x))
-    y = apply_rotation(settings._replace(result=dtype), x, angles)
-    factor, position = np.array(softmax_scale, dtype), positions[..., :1]
-    if isinstance(scale, HeadScale):
-        counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
-        arrays = parameters[scale.scale], parameters[scale.bias]
-        wide = compute_dtype(*arrays)
-        slope, bias = (jnp.expand_dims(array.astype(wide).reshape(counts), others) for array in arrays)
-        factor = factor * (slope * jnp.log1p(position.astype(wide)) + bias).astype(dtype)
-    elif scale:
-        factor = factor * scale(position).astype(dtype)
-    return (y * factor).astype(x.dtype)
+    return lax.switch(branch, [functools.partial(rotated, each) for each in distinct])
 
 
 def _learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
