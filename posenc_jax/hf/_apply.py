@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -34,7 +34,7 @@ class LayerRotation(NamedTuple):
     """How a layer rotates and scales its queries or its keys; equal for layers that do the same."""
 
     frequencies: Frequencies
-    query_scale: Callable[[jax.Array], jax.Array] | HeadScale | None = None
+    query_scale: Any = None  # a QueryScale or a HeadScale
     softmax_scale: float = 1.0
     learned_log_factor: str | None = None  # the name of the learned parameter of the frequencies
 

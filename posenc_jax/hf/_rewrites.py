@@ -18,6 +18,7 @@ from posenc_jax.hf._rewriting import FULL, LAYERS, SLIDING, Draft, extended, is_
 from posenc_jax.hf._values import Values, agreed_value, equal, parse_mapping
 
 _SHARE = "partial_rotary_factor"
+_NO_SETTINGS = {"rope_scaling": {}, "rope_parameters": {}}
 
 # A spectrum for each layer type
 
@@ -59,8 +60,7 @@ def step3p5(config: Draft) -> None:
 
 def ultrabert(config: Draft) -> None:
     """attention_windows gives the types of layers, and rope_theta a base for each layer."""
-    windows = config.take_layers("attention_windows")
-    config.put_types("attention_windows", [SLIDING if window else FULL for window in windows])
+    config.put_types("attention_windows", [SLIDING if x else FULL for x in config.take_layers("attention_windows")])
     if config.look_up("layer_types") and isinstance(config.values.get("rope_theta"), Sequence):
         types = config["layer_types"] = config.take_layers("layer_types")
         _put_lists(config, types, {}, rope_theta="rope_theta")
@@ -140,7 +140,7 @@ def qwen(config: Draft) -> None:
     is_dynamic = config.get_flag("use_dynamic_ntk", default=True)
     config.take("use_dynamic_ntk")
     if is_dynamic:
-        config.take_only(rope_scaling={}, rope_parameters={})
+        config.take_only(**_NO_SETTINGS)
         config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": config.get_integer("seq_length")}
     config["max_position_embeddings"] = None
 
@@ -164,7 +164,7 @@ def internlm(config: Draft) -> None:
     config.put_from("rotary", "base", "rope_theta")
     config.take("rotary")
     if checks.one_of("rotary.type", settings.get("type", default="origin"), ("origin", "dynamic")) == "dynamic":
-        config.take_only(rope_scaling={}, rope_parameters={})
+        config.take_only(**_NO_SETTINGS)
         config["rope_scaling"] = {"type": "dynamic", "factor": settings.get_number("scaling_factor", default=1.0)}
 
 
@@ -270,20 +270,19 @@ REWRITERS = LAYERS | by_model_type(
         "ultrabert": ultrabert,
     }
 )
-_NO_SCALING = {"rope_scaling": {}, "rope_parameters": {}}
 # Keys that the code does not read, and the only values that files may have there.
 FIXED = by_model_type(
     {
         "chatglm": {"original_rope": True, "position_encoding_2d": False},
         "cohere2_moe dots3_note_text": {"rope_scaling": {}},
         "deepseek_ocr2_text unlimited_ocr_text": {"qk_rope_head_dim": 0, "qk_nope_head_dim": 0, "use_mla": False},
-        "esm": _NO_SCALING,
+        "esm": _NO_SETTINGS,
         "glm_moe_dsa": {"indexer_rope_interleave": True},
         "glm5_next_text kimi_linear": {"mla_use_nope": True},
         "lfm2 lfm2_moe": {"use_pos_enc": True},
         "phi3small": {"rope_position_scale": 1.0},
         "qwen": {"pos_emb": "rotary"},
-        "roformer gptj codegen": {"rope_theta": 10_000.0, "rotary_value": False, **_NO_SCALING},
+        "roformer gptj codegen": {"rope_theta": 10_000.0, "rotary_value": False, **_NO_SETTINGS},
         "stablelm_epoch": {"rotary_scaling_factor": 1.0},
         "step3p5": {"yarn_only_types": [FULL], "use_rope_layers": []},
     }
