@@ -13,7 +13,7 @@ from typing import Any
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
 from posenc_jax.hf._head import share_of
-from posenc_jax.hf._models import FACTS, MODELS, UNNAMED, by_model_type, canonical_type
+from posenc_jax.hf._models import MODELS, UNNAMED, by_model_type, canonical_type
 from posenc_jax.hf._rewriting import FULL, LAYERS, SLIDING, Draft, extended, is_nested
 from posenc_jax.hf._values import Values, agreed_value, equal, parse_mapping
 
@@ -84,7 +84,7 @@ def neomme(config: Draft) -> None:
     """Pairs alternate between row and column."""
     head_dim, base, given = config.get_integer("head_dim"), config.look_up("rope_theta"), config.take_settings()
     config["rope_parameters"] = by_type = {}
-    for layer_type, usual in FACTS["types"]["neomme"]["settings"].items():
+    for layer_type, usual in MODELS["neomme"].settings.items():
         settings = {**usual, **base, **parse_mapping(layer_type, given.values.get(layer_type, {}))}
         rotated = share_of(f"rope_parameters.{layer_type}.{_SHARE}", settings[_SHARE], head_dim)
         by_type[layer_type] = settings | {"mrope_section": [rotated // 4] * 2}

@@ -102,8 +102,7 @@ def extended(settings: Values, **more: Any) -> Values:
     result = dict(settings.values)
     for name, value in more.items():
         if value is not None:
-            check_agreement(settings.look_up(name) | {name: value})
-            result[name] = value
+            result[name] = agreed_value(settings.look_up(name) | {name: value})
     return Values(result, settings.name)
 
 
