@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -12,18 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from posenc_jax._frequencies.angles import Angles
+from posenc_jax._frequencies.angles import Angles, SinCosTable, features
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
 from posenc_jax._frequencies.parser import parse_positions
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import compute_dtype, unwrap_array
-from posenc_jax._jax.errors import require
-from posenc_jax._jax.workarounds import compiled
+from posenc_jax._jax.errors import require, require_type
+from posenc_jax._jax.workarounds import compiled, product
+from posenc_jax._numerics.exponentials import expm1
 from posenc_jax._rotary.parser import parse_rotary
 from posenc_jax._rotary.primitive import apply_rotation
 from posenc_jax._rotary.rotary import expand_positions
 from posenc_jax._rotary.rotation import RotationSettings
-from posenc_jax.hf._parameters import HeadScale, Shapes, head_factors, learned_sines, parse_parameters, shapes_of
+from posenc_jax.hf._parameters import HeadScale, shapes_of
 
 Role = Literal["query", "key", "value", "output"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -33,7 +34,7 @@ class LayerRotation(NamedTuple):
     """How a layer rotates and scales its queries or its keys; equal for layers that do the same."""
 
     frequencies: Frequencies
-    query_scale: Callable[[jax.Array], jax.Array] | HeadScale | None = None
+    query_scale: Any = None  # a QueryScale or a HeadScale
     softmax_scale: float = 1.0
     learned_log_factor: str | None = None  # the name of the learned parameter of the frequencies
 
@@ -42,9 +43,9 @@ def parse_layer(layer: Any, layers: Sequence[Any]) -> int | jax.Array:
     """The index of a layer of a plan, a Python integer unless it is traced."""
     layer, count = unwrap_array(layer), len(layers)
     if not checks.is_concrete(layer):
-        head_dims = dict.fromkeys(str(each.head_dim) for each in layers)
+        head_dims = {each.head_dim for each in layers}
         message = "layer must be a Python integer where head_dim differs between layers, got {}"
-        require(len(head_dims) == 1, message, ", ".join(head_dims))
+        require(len(head_dims) == 1, message, sorted(head_dims))
         return checks.zero_dimensional("layer", layer, checks.Kind("an integer", floats=False))
     layer = checks.integer("layer", layer.item() if getattr(layer, "ndim", None) == 0 else layer)
     require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
@@ -77,7 +78,7 @@ def rotate(
     """
     names: Any = {"name": "keys", "positions_name": "offset", "shared": True} if moves else {"name": "x"}
     index = parse_layer(layer, plan.layers)
-    layers, index = (plan.layers[index : index + 1], None) if isinstance(index, int) else (plan.layers, index)
+    layers, index = ((plan.layers[index],), None) if isinstance(index, int) else (plan.layers, index)
     x = parse_width(x, _widths(layers, plan.layers), names["name"])
     rotations = tuple(
         LayerRotation(
@@ -103,16 +104,30 @@ def rotate(
     if positions is not None and scales and checks.is_concrete(positions):
         least = np.asarray(positions).min(initial=0)
         require(not least < 0, "positions must be at least 0 where a layer scales its queries, got {}", least)
-    by_head = any(isinstance(scale, HeadScale) for scale in scales)
-    require(heads or not by_head, "head_axis must be given, because each head has its own scale of queries, got None")
-    shapes: Shapes = {}
-    for rotation in rotations:
-        shapes |= shapes_of(rotation, math.prod(x.shape[axis] for axis in heads))
-    arrays = parse_parameters(parameters, shapes)
-    for learned in filter(None, (rotation.learned_log_factor for rotation in rotations)):
-        checks.unsharded(f"parameters[{learned!r}]", arrays[learned])
+    arrays: dict[str, jax.Array] = {}
+    for rotation in dict.fromkeys(rotations):
+        arrays |= _parse_parameters(parameters, rotation, [x.shape[axis] for axis in heads])
     settings = RotationSettings(plan.layout, plan.part == "last", backward=role == "output")
     return _rotate(settings, rotations, x, positions, index, arrays, heads)
+
+
+def _parse_parameters(parameters: Any, layer: Any, head_counts: Sequence[Any]) -> dict[str, jax.Array]:
+    """The learned arrays of a layer, for x whose head axes have these sizes; other parameters are ignored."""
+    fits = head_counts or not isinstance(layer.query_scale, HeadScale)
+    require(fits, "head_axis must be given, because each head has its own scale of queries, got None")
+    require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters)
+    arrays, shapes = parameters or {}, shapes_of(layer, math.prod(head_counts))
+    missing = {name: shape for name, shape in shapes.items() if name not in arrays}
+    message = "parameters must hold arrays of these shapes, which this model has learned, {}, got {}"
+    require(not missing, message, missing, sorted(map(str, arrays)) or "none")
+    result = {}
+    for name, shape in shapes.items():
+        label = f"parameters[{name!r}]"
+        result[name] = array = checks.floats(label, arrays[name], ("size",))
+        require(array.shape == shape, "{} must have shape {}, got {}", label, shape, array.shape)
+        if name == layer.learned_log_factor:
+            checks.unsharded(label, array)
+    return result
 
 
 def _widths(layers: Sequence[Any], all_layers: Sequence[Any]) -> set[int]:
@@ -133,34 +148,52 @@ def _rotate(
     heads: tuple[int, ...],
 ) -> jax.Array:
     """Applies to x the rotation that `layer` selects, NaN if there is none; without a layer, the only rotation."""
-    positions, distinct = expand_positions(x, positions, heads), list(dict.fromkeys(rotations))
+    positions = expand_positions(x, positions, heads)
+
+    def rotated(rotation: LayerRotation) -> jax.Array:
+        """The rotation of x, scaled and rounded once."""
+        frequencies, scale, softmax_scale, learned = rotation
+        angles = Angles(positions, frequencies)
+        if learned is not None:
+            angles = _learned_sines(frequencies, parameters[learned], positions)
+        if scale is None and softmax_scale == 1:
+            return apply_rotation(settings, x, angles)
+        dtype = np.dtype(compute_dtype(x))
+        y = apply_rotation(settings._replace(result=dtype), x, angles)
+        factor, position = np.array(softmax_scale, dtype), positions[..., :1]
+        if isinstance(scale, HeadScale):
+            counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
+            arrays = parameters[scale.scale], parameters[scale.bias]
+            wide = compute_dtype(*arrays)
+            slope, bias = (jnp.expand_dims(array.astype(wide).reshape(counts), others) for array in arrays)
+            factor = factor * (slope * jnp.log1p(position.astype(wide)) + bias).astype(dtype)
+        elif scale:
+            factor = factor * scale(position).astype(dtype)
+        return (y * factor).astype(x.dtype)
+
     outside = LayerRotation(geometric(0), softmax_scale=math.nan)
-    branches = [functools.partial(_rotate_and_scale, settings, heads, each) for each in (outside, *distinct)]
+    by_layer = outside, *rotations, outside
+    distinct = list(dict.fromkeys(by_layer))
     if layer is None:
-        return branches[-1](x, positions, parameters)
-    branch_of_layer = np.array([0, *(distinct.index(rotation) + 1 for rotation in rotations), 0], np.int32)
+        return rotated(distinct[-1])
+    branch_of_layer = np.array([distinct.index(each) for each in by_layer], np.int32)
     branch = lax.dynamic_index_in_dim(branch_of_layer, jnp.clip(layer, -1, len(rotations)) + 1, keepdims=False)
-    return lax.switch(branch, branches, x, positions, parameters)
+    return lax.switch(branch, [functools.partial(rotated, each) for each in distinct])
 
 
-def _rotate_and_scale(
-    settings: RotationSettings,
-    heads: tuple[int, ...],
-    rotation: LayerRotation,
-    x: jax.Array,
-    positions: jax.Array,
-    parameters: Mapping[str, jax.Array],
-) -> jax.Array:
-    """Rotates and scales x, rounded once."""
-    dtype, angles = np.dtype(compute_dtype(x)), Angles(positions, rotation.frequencies)
-    if rotation.learned_log_factor is not None:
-        angles = learned_sines(rotation.frequencies, parameters[rotation.learned_log_factor], positions)
-    if rotation.query_scale is None and rotation.softmax_scale == 1:
-        return apply_rotation(settings, x, angles)
-    y = apply_rotation(settings._replace(result=dtype), x, angles)
-    scale, factor, positions = rotation.query_scale, np.array(rotation.softmax_scale, dtype), positions[..., :1]
-    if scale:
-        by_head = isinstance(scale, HeadScale)
-        factors = head_factors(scale, positions, parameters, x, heads) if by_head else scale(positions)
-        factor = factor * factors.astype(dtype)
-    return (y * factor).astype(x.dtype)
+def _learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
+    r"""The sines and cosines at positions (..., 1) by the frequencies times exp(log_factor), with the amplitude.
+
+    A learned factor $e^\alpha$ of a frequency $\omega$ is applied as a correction of the exact one,
+
+    $$\theta = \omega p + \left(\omega\,(e^\alpha - 1)\right) p.$$
+
+    Only the second frequency is rounded to float32, and it is small if little was learned: the error of the phase is at
+    most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of an exact spectrum.
+    """
+    exact = frequencies.angular
+    high = exact.astype(np.float32)
+    low = (exact - high).astype(np.float32)
+    correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
+    angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
+    return SinCosTable(features(angles, "half") * np.float32(frequencies.attention_factor))

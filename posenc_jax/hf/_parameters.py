@@ -1,32 +1,14 @@
-r"""Learned parameters, which `plan.rotate` takes as arrays: factors of frequencies, scales of queries.
-
-A learned factor $e^\alpha$ of a frequency $\omega$ is applied as a correction of the exact one,
-
-$$\theta = \omega p + \left(\omega\,(e^\alpha - 1)\right) p.$$
-
-Only the second frequency is rounded to float32, and it is small if little was learned: the error of the phase is at
-most $2^{-22}\,|\omega\,(e^\alpha - 1)\,p| + 2^{-48}\,|\omega p|$ above that of an exact spectrum.
-"""
+"""The learned parameters of a layer, which `plan.rotate` takes as arrays: their names and shapes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from posenc_jax._frequencies.angles import Angles, SinCosTable, pair_sines
-from posenc_jax._frequencies.frequencies import Frequencies
 from posenc_jax._jax import checks
-from posenc_jax._jax.arrays import compute_dtype
 from posenc_jax._jax.errors import public, require, require_type
-from posenc_jax._jax.workarounds import product
-from posenc_jax._numerics.exponentials import expm1
-
-Shapes = dict[str, tuple[Any, ...]]  # of parameters, by their names
 
 
 @jax.tree_util.register_static
@@ -62,48 +44,10 @@ class HeadScale:
         vars(self).update(num_heads=checks.positive_int("num_heads", self.num_heads))  # frozen
 
 
-def shapes_of(layer: Any, num_heads: Any = None) -> Shapes:
+def shapes_of(layer: Any, num_heads: Any = None) -> dict[str, tuple[Any, ...]]:
     """The shapes of a layer's parameters, for `num_heads` heads, by default all heads of the model."""
     learned, scale = layer.learned_log_factor, layer.query_scale
-    result: Shapes = {} if learned is None else {learned: (layer.frequencies.num_pairs,)}
+    result = {} if learned is None else {learned: (layer.frequencies.num_pairs,)}
     if isinstance(scale, HeadScale):
         result |= dict.fromkeys((scale.scale, scale.bias), (scale.num_heads if num_heads is None else num_heads,))
     return result
-
-
-def parse_parameters(parameters: Any, shapes: Shapes) -> dict[str, jax.Array]:
-    """The arrays of these names, float arrays of these shapes; other parameters are ignored."""
-    fits = parameters is None or isinstance(parameters, Mapping)
-    require_type(fits, "parameters", "a mapping of names to arrays", parameters)
-    arrays = parameters or {}
-    missing = ", ".join(f"{name!r} of shape {shape}" for name, shape in shapes.items() if name not in arrays)
-    message = "parameters must hold {}, which this model has learned, got {}"
-    require(not missing, message, missing, sorted(map(str, arrays)) or "none")
-    result = {}
-    for name, shape in shapes.items():
-        label = f"parameters[{name!r}]"
-        result[name] = array = checks.floats(label, arrays[name], ("size",))
-        require(array.shape == shape, "{} must have shape {}, got {}", label, shape, array.shape)
-    return result
-
-
-def learned_sines(frequencies: Frequencies, log_factor: jax.Array, positions: jax.Array) -> SinCosTable:
-    """The sines and cosines at positions (..., 1) by the frequencies times exp(log_factor), with the amplitude."""
-    exact = frequencies.angular
-    high = exact.astype(np.float32)
-    low = (exact - high).astype(np.float32)
-    correction = low + product(jnp.asarray(high), expm1(log_factor.astype(np.float32)))
-    angles = Angles(jnp.concatenate([positions, positions], axis=-1), jnp.concatenate([high, correction]))
-    table = jnp.concatenate([pair_sines(angles, quarter) for quarter in np.arange(2, dtype=np.int32)], axis=-1)
-    return SinCosTable(table * np.float32(frequencies.attention_factor))
-
-
-def head_factors(
-    scale: HeadScale, positions: jax.Array, arrays: Mapping[str, jax.Array], x: jax.Array, heads: tuple[int, ...]
-) -> jax.Array:
-    """The factors of queries x at positions (..., 1), which have axes of size 1 for the heads."""
-    counts, others = [x.shape[axis] for axis in heads], [axis for axis in range(x.ndim) if axis not in heads]
-    both = arrays[scale.scale], arrays[scale.bias]
-    dtype = compute_dtype(*both)
-    slope, bias = (jnp.expand_dims(array.astype(dtype).reshape(counts), others) for array in both)
-    return slope * jnp.log1p(positions.astype(dtype)) + bias

@@ -69,12 +69,12 @@ class QueryScale:
 
 @compiled("query_scale", static_argnums=1)
 def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
-    c, n, o = scale.coefficient, scale.period, scale.offset
-    if scale.variant == "steps":
+    c, n, o, variant = dataclasses.astuple(scale)
+    if variant == "steps":
         steps = positions // n + (positions % n >= n - o).astype(positions.dtype)  # p + o could wrap
         return c * jnp.log1p(steps.astype(jnp.float32)) + 1
     share = (positions.astype(jnp.float32) + o) / n
-    return c * jnp.log(jnp.maximum(share, 1)) + 1 if scale.variant == "log" else jnp.exp(c * jnp.log1p(share))
+    return c * jnp.log(jnp.maximum(share, 1)) + 1 if variant == "log" else jnp.exp(c * jnp.log1p(share))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -103,7 +103,7 @@ REFUSED = [
     }),
     (UNEQUAL, {
         "x must have 16 or 4 features in this layer": {"layer": 1},
-        "must be a Python integer where head_dim differs between layers, got 8, 16": {"layer": TRACED},
+        "must be a Python integer where head_dim differs between layers, got \\[8, 16\\]": {"layer": TRACED},
     }),
     (MIXED, {
         "x must have 8 features in this layer": {"x": X[..., :4]},
@@ -122,8 +122,8 @@ REFUSED = [
         "positions must be given where x holds one token": {"x": X[:, :1], "positions": None},
         "head_axis must be given, because each head": {"x": X[:, :, 0], "head_axis": None},
         r"'{layer}.s'\] must have shape \(2,\), got \(3,\)": {"x": X[:, :, :2]},
-        r"must hold 'alpha' of shape \(3,\), '{layer}.s' .*, which this model has learned, got none": {"parameters": None},
-        r"must hold 'alpha' of shape \(3,\), which .* got \['beta'\]": {"role": "key", "parameters": {"beta": 1}},
+        r"which this model has learned, {'alpha': \(3,\), '{layer}.s': .*}, got none": {"parameters": None},
+        r"must hold arrays of these shapes, .* {'alpha': \(3,\)}, got \['beta'\]": {"role": "key", "parameters": {"beta": 1}},
         "TypeError: .*parameters must be a mapping of names to arrays, got list": {"parameters": [1]},
         r"TypeError: .*parameters\['alpha'\] must be a float": {"role": "key", "parameters": {"alpha": np.ones(3, int)}},
     }),
