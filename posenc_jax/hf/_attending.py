@@ -78,7 +78,7 @@ def with_attention(
     config: Config, layers: Sequence[RotaryLayer], types: Sequence[str], softmax_scale: float
 ) -> Sequence[RotaryLayer]:
     """The layers of these types, with what they attend to and the factors of their scores."""
-    model_type = canonical_type(config.model_type or "") or ""
+    model_type = canonical_type(config.model_type or "")
     if model_type not in FACTS["types"]:
         return layers
     width, described, result = _width(config, model_type), {}, []

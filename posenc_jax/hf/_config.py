@@ -102,7 +102,7 @@ def model_of(values: Json) -> Model:
     canonical_name = canonical_type(name)
     reject_refused(name, {} if canonical_name else REFUSED)
     # A tower may have the name of the whole model.
-    if canonical_name is None or canonical_name != name and values.get("patch_size"):
+    if not canonical_name or canonical_name != name and values.get("patch_size"):
         raise invalid(
             f"model_type {name!r} is not known, and its code may do what no key says: a known type may be written in "
             "its place only if the code of both is the same in this: which features make a pair, how many rotate, the "

@@ -61,7 +61,7 @@ def _listed_types(config: Config, count: int) -> list[str] | None:
         full = [i for i in range(count) if blocks[i % len(blocks)] == "attention"]
     if full is None:
         return None
-    indices = _layer_indices(config.spelling(*names), full, count)
+    indices = layer_indices(config.spelling(*names), full, count)
     return ["full_attention" if i in indices else "linear_attention" for i in range(count)]
 
 
@@ -82,7 +82,7 @@ def _all_without_window(config: Config) -> bool:
     return config.model.all_without_window and config.is_null("sliding_window")
 
 
-def _layer_indices(name: str, indices: Sequence[Any], count: int) -> set[int]:
+def layer_indices(name: str, indices: Sequence[Any], count: int) -> set[int]:
     """The indices of layers in a list."""
     for i in indices:
         require(isinstance(i, int) and i in range(count), "{} must be of the {} layers, got {!r:.60}", name, count, i)
@@ -99,7 +99,7 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
         by_type = [layer_type == "sliding_attention" for layer_type in types]
     else:
         by_type = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
-    flags, cross_attention = _no_rope_flags(config, count), _layer_indices(name, config.get_list(name) or (), count)
+    flags, cross_attention = _no_rope_flags(config, count), layer_indices(name, config.get_list(name) or (), count)
     without = model.never_rotates or POSITIONS in model.reads and config.get_string(POSITIONS) == "nope"
     result = [not without and by_type[i] and flags[i] and i not in cross_attention for i in range(count)]
     config.check_flags(any(result))

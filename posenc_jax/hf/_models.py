@@ -273,29 +273,30 @@ _GROUPS: dict[str, dict[str, Any]] = {
 }
 MODELS = {name: _model(name, **by_hand) for name, by_hand in by_model_type(_GROUPS).items()}
 # Keys that some class or published file has, which are no misspellings.
-OTHER_KEYS = frozenset(key for facts in FACTS["types"].values() for key in facts.get("reads", ())).union(
+OTHER_KEYS = frozenset().union(
+    *(model.reads for model in MODELS.values()),
     "head_dim_k head_dim_q head_dim_v head_k_dim head_v_dim kv_head_dim max_2d_position_embeddings use_mha use_mqa "
-    "qk_head_dim use_mlp rope_global_base_freq".split()
+    "qk_head_dim use_mlp rope_global_base_freq".split(),
 )
 # Composites: the key of each part → the type that its class gives it where the file names none.
 PARTS: dict[str, Any] = FACTS["parts"]
 
 
-def canonical_type(name: str) -> str | None:
-    """The name under which MODELS has the facts of a model_type.
+def canonical_type(name: str) -> str:
+    """The name under which MODELS has the facts of a model_type; empty if it has none.
 
     A multimodal config from before text_config existed has the model_type of the whole model.
     """
-    return next((candidate for candidate in (name, f"{name}_text") if candidate in MODELS), None)
+    return next((candidate for candidate in (name, f"{name}_text") if candidate in MODELS), "")
 
 
 # A config without a model_type must have everything, in the keys that `plan_to_config` writes.
 UNNAMED = Model(
     layout=None,
     reads=frozenset(
-        f"{_USUAL_KEYS} {_NEOX} rotary_emb_fraction rotary_dim kv_channels attention_head_dim global_head_dim "
-        "qk_rope_head_dim qk_nope_head_dim index_head_dim indexer_head_dim n_embd d_model "
-        "n_head n_heads decoder_num_attention_heads n_layer n_layers num_layers "
+        "rope_theta partial_rotary_factor rotary_emb_base rotary_pct rotary_emb_fraction rotary_dim kv_channels "
+        "attention_head_dim global_head_dim qk_rope_head_dim qk_nope_head_dim index_head_dim indexer_head_dim n_embd "
+        "d_model n_head n_heads decoder_num_attention_heads n_layer n_layers num_layers "
         "decoder_num_hidden_layers layer_types layers_block_type attn_layer_indices full_attn_idxs block_types "
         "cross_attention_layers no_rope_layers no_rope_layer_interval sliding_window kind window chunk score_scale "
         "position_embedding_type layer_rope_theta rope_interleave rope_backward alpha mrope_alternating indexer_part "

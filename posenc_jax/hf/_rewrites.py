@@ -12,6 +12,7 @@ from typing import Any
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import require
+from posenc_jax.hf._layers import layer_indices
 from posenc_jax.hf._models import MODELS, UNNAMED, by_model_type, canonical_type
 from posenc_jax.hf._rewriting import FULL, LAYERS, SLIDING, Draft, extended, is_nested
 from posenc_jax.hf._settings import share_of
@@ -40,8 +41,7 @@ def _put_lists(config: Draft, types: Sequence[str], usual: dict[str, Any], **lis
     settings = settings if is_nested(settings) else Values({FULL: settings.values}, settings.name)
     by_type = {x: settings.get_mapping(x) for x in types}
     for setting, name in lists.items():
-        items = config.take_layers(name) if isinstance(config.values.get(name), Sequence) else []
-        for layer_type, item in zip(types, items, strict=False):
+        for layer_type, item in zip(types, config.take_layers(name), strict=False):
             by_type[layer_type] = extended(by_type[layer_type], **{setting: item})
     config["rope_parameters"] = {x: {**usual, **of_type.values} for x, of_type in by_type.items()}
 
@@ -54,8 +54,8 @@ def step3p5(config: Draft) -> None:
         config.take_only(rope_parameters={}, partial_rotary_factor=1.0)  # the class overwrites them
         base = config.get("rope_theta", default=10_000.0)
         config["rope_theta"] = base if isinstance(base, Sequence) else [base] * len(types)
-    lists = {"rope_theta": "rope_theta", _SHARE: "partial_rotary_factors"}
-    _put_lists(config, types, config.look_up(_SHARE), **lists)
+    bases = {"rope_theta": "rope_theta"} if isinstance(config.values.get("rope_theta"), Sequence) else {}
+    _put_lists(config, types, config.look_up(_SHARE), partial_rotary_factor="partial_rotary_factors", **bases)
 
 
 def ultrabert(config: Draft) -> None:
@@ -71,8 +71,7 @@ def molmo2(config: Draft) -> None:
     layers, count = config.get_list("rope_scaling_layers"), config.num_layers
     if layers is None:
         return
-    fits = all(i in range(count) for i in layers)
-    require(fits, "rope_scaling_layers must be of the {} layers, got {!r:.60}", count, layers)
+    layers = layer_indices("rope_scaling_layers", layers, count)
     outside = config.look_up("rope_theta", "original_max_position_embeddings")
     scaled = extended(config.take_settings(), **outside)
     base = {"rope_theta": scaled.get("rope_theta", default=10_000.0)}
@@ -83,6 +82,7 @@ def molmo2(config: Draft) -> None:
 def neomme(config: Draft) -> None:
     """Pairs alternate between row and column."""
     head_dim, base, given = config.get_integer("head_dim"), config.look_up("rope_theta"), config.take_settings()
+    given.reject_unknown(MODELS["neomme"].settings, "model_type 'neomme'")
     config["rope_parameters"] = by_type = {}
     for layer_type, usual in MODELS["neomme"].settings.items():
         settings = {**usual, **base, **parse_mapping(layer_type, given.values.get(layer_type, {}))}
@@ -290,7 +290,7 @@ FIXED = by_model_type(
 
 def rewritten(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """A config, rewritten for its model_type."""
-    draft, name = Draft({**values}), canonical_type(str(values.get("model_type"))) or ""
+    draft, name = Draft({**values}), canonical_type(str(values.get("model_type")))
     model = MODELS.get(name, UNNAMED)
     is_usual = model.writes_theta and equal(values.get("rope_theta"), model.theta)
     if is_usual and draft.get_mapping("rope_parameters").look_up("rope_theta"):

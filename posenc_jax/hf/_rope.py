@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from posenc_jax._frequencies.axes import multi_section
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
@@ -52,8 +52,7 @@ def default_share(settings: Values, config: Config) -> float:
     return config.default_unless_null(share, *(name for name in SHARES if share < 1 and name in model.reads))
 
 
-@dataclasses.dataclass(frozen=True)
-class Rope:
+class Rope(NamedTuple):
     """The rope settings of a layer, and the values outside them on which they depend."""
 
     settings: Values

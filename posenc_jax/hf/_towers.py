@@ -8,9 +8,8 @@ A field of `Tower` is a fact that at least two towers share. What one tower alon
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
@@ -29,9 +28,14 @@ from posenc_jax.hf._values import (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tower:
+class Tower(NamedTuple):
     """The facts of a tower's model_type."""
+
+    names: Mapping[str, str]  # keys → their other names
+    defaults: Json  # the class's values of keys
+    rope: Json  # and of rope settings; its base alone if it reads no settings
+    keys: tuple[str, ...]  # that its class has or takes, of those that may concern positions
+    squares: bool  # patches of squares of spatial_merge_size follow each other; by default if the class has the key
 
     # The spectrum
     axes: tuple[int, ...] = (0, 1)  # the coordinate of each spectrum: row, column, or of three: frame, row, column
@@ -41,7 +45,6 @@ class Tower:
 
     # The positions
     grid: PatchGrid = PatchGrid()  # without what keys say
-    squares: bool  # patches of squares of spatial_merge_size follow each other; by default if the class has the key
     windows: Literal["window_size", "pos_emb_height"] | None = None  # the key of windows, whose patches do too
     shapes: tuple[str, ...] = ()  # the keys of the grids that the tower takes, without others; image_size is in pixels
 
@@ -52,10 +55,6 @@ class Tower:
     hidden: str = "hidden_size"
     heads: str | None = "num_attention_heads"  # hidden / heads features rotate together; None: hidden features
     depth: str = "num_hidden_layers"
-    names: Mapping[str, str]  # keys → their other names
-    defaults: Json  # the class's values of keys
-    rope: Json  # and of rope settings; its base alone if it reads no settings
-    keys: tuple[str, ...]  # that its class has or takes, of those that may concern positions
 
 
 def _tower(name: str, *, also: str = "", **by_hand: Any) -> Tower:

@@ -453,7 +453,7 @@ REFUSED = [
     ("modernbert", {"rope_scaling": {"type": "linear"}},
      "rope_scaling.type = 'linear' must be spelled rope_type for this model_type"),
     ("molmo", {"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}, "rope_theta is missing"),
-    ("molmo2_text", {"rope_scaling_layers": ["0"]}, "rope_scaling_layers must be of the 36 layers, got ('0',)"),
+    ("molmo2_text", {"rope_scaling_layers": ["0"]}, "rope_scaling_layers must be of the 36 layers, got '0'"),
     ("molmo2_text", {"rope_scaling_layers": [0], "rope_parameters": {"original_max_position_embeddings": 1024}, "original_max_position_embeddings": 2048},
      "rope_parameters.original_max_position_embeddings = 1024 contradicts original_max_position_embeddings = 2048"),
     ("my_model", {},

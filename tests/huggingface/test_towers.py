@@ -99,7 +99,7 @@ def assert_wrong(case, **keys):
 def test_each_fact_matters(model_type, monkeypatch):
     facts = _towers.TOWERS[model_type]
     for name, value in other_facts(model_type, facts):
-        monkeypatch.setitem(_towers.TOWERS, model_type, dataclasses.replace(facts, **{name: value}))
+        monkeypatch.setitem(_towers.TOWERS, model_type, facts._replace(**{name: value}))
         windows = {"window_size": 8 if facts.squares else 4, "patch_size": 2} if name == "windows" else {}  # small ones
         assert_wrong(CASES[model_type], **windows)
 
