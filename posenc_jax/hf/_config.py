@@ -39,7 +39,7 @@ _FLAGS |= dict.fromkeys(
     "use_nope".split(),
     False,
 )
-LAYOUT_FLAGS = "rope_interleave", "rope_interleaved", "rotary_emb_interleaved", "rope_traditional", "interleaved"
+LAYOUT_FLAGS = "rope_interleave rope_interleaved rotary_emb_interleaved rope_traditional interleaved".split()
 # Keys that are read in, or make no difference to, the config of every model_type.
 _COMMON = frozenset((*RAW, *_FLAGS, *LAYOUT_FLAGS, POSITIONS, VERSION, ORIGINAL)).union(
     "model_type hidden_size num_attention_heads num_key_value_heads head_dim num_hidden_layers layer_types "
@@ -141,7 +141,7 @@ def layer_overrides(config: Config, count: int) -> dict[int, Json]:
 # The language model inside a composite config, and what stands beside it
 
 # The keys under which a composite config holds its language model.
-_TEXT_KEYS = "thinker_config", "text_config", "language_config", "llm_config", "lm_config", "vlm_config"
+_TEXT_KEYS = "thinker_config text_config language_config llm_config lm_config vlm_config".split()
 # Composites whose own keys belong to the language model too.
 _SHARED_KEYS = "DeepseekOCR", "deepseek_vl_v2"
 _OLD_KEYS = {"vibepod": ["decoder_config"], "vibevoice": ["decoder_config"], "esmfold2": ["esmc_config"]}

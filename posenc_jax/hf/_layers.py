@@ -11,12 +11,12 @@ from posenc_jax.hf._config import POSITIONS, Config
 from posenc_jax.hf._models import Pattern
 from posenc_jax.hf._values import Values
 
-ROTATING = {
-    "chunked_attention", "full_attention", "hybrid", "hybrid_sliding", "indexed_attention",
-    "reference_sliding_attention", "sliding_attention",
-}  # fmt: skip
+ROTATING = set(
+    "chunked_attention full_attention hybrid hybrid_sliding indexed_attention reference_sliding_attention "
+    "sliding_attention".split()
+)
 WITHOUT_POSITIONS = {"conv", "linear_attention"}
-COUNTS = "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_num_hidden_layers"
+COUNTS = "num_hidden_layers n_layer n_layers num_layers decoder_num_hidden_layers".split()
 _LEGACY = {
     "attention": "full_attention", "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention",
     "qwen_sparse_attention": "indexed_attention", "minimax_m3_sparse": "indexed_attention",

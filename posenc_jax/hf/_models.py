@@ -86,10 +86,7 @@ def by_model_type(groups: Json) -> dict[str, Any]:
     return {name: value for names, value in groups.items() for name in names.split()}
 
 
-_USUAL_KEYS = "rope_theta partial_rotary_factor"
-
-
-def _model(name: str, *, usual: str = _USUAL_KEYS, also: str = "", **by_hand: Any) -> Model:
+def _model(name: str, *, usual: str = "rope_theta partial_rotary_factor", also: str = "", **by_hand: Any) -> Model:
     """The facts of a class, and those by hand; code outside of transformers may take layer_types."""
     facts = FACTS["types"].get(name, {"reads": ["layer_types", "layers_block_type"]})
     names, defaults = ({**facts.get(key, {}), **by_hand.get(key, {})} for key in ("names", "defaults"))
@@ -98,7 +95,6 @@ def _model(name: str, *, usual: str = _USUAL_KEYS, also: str = "", **by_hand: An
     return Model(**facts | by_hand | {"names": names, "defaults": defaults, "reads": reads})
 
 
-_NEOX = "rotary_emb_base rotary_pct"
 _SPARSE = "compressed_sparse_attention", "heavily_compressed_attention"
 
 # Facts by hand, of the types that a row names. Their code reads the keys `usual` and `also` beside those of the class;
@@ -233,7 +229,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     },
     "phi3small": {"also": "rope_position_scale", "names": {"rope_theta": "rope_embedding_base"}, "theta": 1e6},
     "phi3_v phi4 phi4mm": {"partial": 1.0, "defaults": {"original_max_position_embeddings": 4096}},
-    "gpt_neox_reward_model": {"usual": _NEOX, "partial": 0.25},
+    "gpt_neox_reward_model": {"usual": "rotary_emb_base rotary_pct", "partial": 0.25},
     "minimax_m3": {
         "also": "index_head_dim",
         "theta": 5e6,
@@ -265,7 +261,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "partial": 0.5,
     },
     "qwen": {
-        "usual": _NEOX,
+        "usual": "rotary_emb_base rotary_pct",
         "also": "kv_channels use_logn_attn use_dynamic_ntk",
         "partial": 1.0,
         "query_scale": "logn",

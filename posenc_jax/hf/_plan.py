@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from posenc_jax._attention.parser import parse_window
 from posenc_jax._frequencies.frequencies import Frequencies
@@ -62,7 +63,7 @@ class QueryScale:
         vars(self).update(coefficient=coefficient, period=period, offset=offset)  # frozen
 
     @public
-    def __call__(self, positions: jax.typing.ArrayLike) -> jax.Array:
+    def __call__(self, positions: ArrayLike) -> jax.Array:
         """The factor, float32, for positions of at least 0, of any shape."""
         return _query_scale(checks.array("positions", positions), self)
 
@@ -201,14 +202,14 @@ class RotaryPlan:
     @public
     def rotate(
         self,
-        x: jax.typing.ArrayLike,
+        x: ArrayLike,
         layer: int | jax.Array,
-        positions: jax.typing.ArrayLike | None = None,
+        positions: ArrayLike | None = None,
         *,
         head_axis: int | tuple[int, ...] | None,
         role: Role | None = None,
         scaled: bool | None = None,
-        parameters: Mapping[str, jax.typing.ArrayLike] | None = None,
+        parameters: Mapping[str, ArrayLike] | None = None,
     ) -> jax.Array:
         r"""Rotates queries, keys, values or outputs of one layer as the model does, and scales its queries.
 
@@ -269,12 +270,12 @@ class RotaryPlan:
     @public
     def shift_keys(
         self,
-        keys: jax.typing.ArrayLike,
+        keys: ArrayLike,
         layer: int | jax.Array,
-        offset: jax.typing.ArrayLike,
+        offset: ArrayLike,
         *,
         head_axis: int | tuple[int, ...] | None,
-        parameters: Mapping[str, jax.typing.ArrayLike] | None = None,
+        parameters: Mapping[str, ArrayLike] | None = None,
     ) -> jax.Array:
         r"""Moves rotated keys of one layer by an offset, as `posenc_jax.shift_keys`; values, where they rotate, too.
 

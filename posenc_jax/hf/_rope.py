@@ -39,8 +39,8 @@ def rope_type_of(settings: Values) -> str:
     if not equal(names[0], names[-1]):
         check_agreement(written)
     checks.one_of(next(iter(written)), names[0], sorted(_TYPES))
-    has_sections = "mrope" not in written.values() or settings.look_up("mrope_section")
-    require(has_sections, "{}mrope_section is missing", settings.label)
+    if "mrope" in written.values():
+        settings.get_required("mrope_section")
     return names[0]
 
 
@@ -246,7 +246,7 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
     settings.reject_unknown(_known_keys(rope_type, model), reads)
     completed, make = _TYPES[rope_type][0](rope)
     backward, learned = settings.get_flag("rope_backward"), settings.get_string(LEARNED)
-    label = next((f"{key} {name!r}" for key, name in written.items()), settings.name or "rope_type")
+    label = next((f"{key} {name!r}" for key, name in written.items()), settings.name)
     with labelled(label):
         frequencies = make()
     frequencies, coordinates = _with_coordinates(rope, frequencies)

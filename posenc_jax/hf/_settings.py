@@ -15,7 +15,6 @@ from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, 
 
 _BASES = "rope_theta", "rotary_emb_base"
 _WIDTHS = "rotary_dim", "attn_rotary_emb", "rope_dim"
-_CLASS = "the class's rope_parameters"
 
 
 def rope_settings(values: Mapping[str, Any]) -> list[Values]:
@@ -33,7 +32,7 @@ def _class_settings(config: Config, layer_type: str) -> Values | None:
         return None
     outside = {"rope_theta"} if model.bases or model.changed_defaults or given.intersection(_BASES) else set()
     outside |= {SHARES[0]} if given.intersection((*SHARES, "rotary_dim")) else set()
-    return Values({key: value for key, value in settings.items() if key not in outside}, _CLASS)
+    return Values({key: value for key, value in settings.items() if key not in outside}, "the class's rope_parameters")
 
 
 def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict[str, Values | None]:

@@ -59,16 +59,11 @@ class Tower(NamedTuple):
 
 def _tower(name: str, *, also: str = "", **by_hand: Any) -> Tower:
     """The facts of a class, and those by hand; published files have the keys `also` too."""
-    release = FACTS["towers"][name]
-    defaults = dict(release["defaults"])
-    rope = release.get("rope", {"rope_theta": 10_000.0, "rope_type": "default"})
-    rope = rope or {"rope_theta": defaults.pop("rope_theta")}
-    names = by_hand.setdefault("names", release.get("names", {}))
-    by_hand.setdefault("squares", "spatial_merge_size" in defaults)
-    keys = *defaults, *names.values(), *release.get("keys", ()), *also.split(), "model_type", "head_dim", "rope_theta"
-    if "rope_type" in rope:
-        keys += RAW
-    return Tower(rope=rope, defaults=defaults, keys=keys, **by_hand)
+    facts = {"names": {}, "keys": ()} | FACTS["towers"][name] | by_hand
+    facts.setdefault("squares", "spatial_merge_size" in facts["defaults"])
+    keys = *facts["defaults"], *facts["names"].values(), *facts["keys"], "model_type", "head_dim", "rope_theta"
+    keys += *also.split(), *(RAW if "rope_type" in facts["rope"] else ())
+    return Tower(**facts | {"keys": keys})
 
 
 _COLUMN_FIRST: Any = {"axes": (1, 0)}

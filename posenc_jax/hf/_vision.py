@@ -127,10 +127,8 @@ def _shape(values: Json, name: str) -> tuple[int, ...]:
 # What one tower alone does: fields of the plan that `TOWERS` does not say. The docstring of each function says what is
 # special: the site's table of towers shows it.
 
-Fields = Json
 
-
-def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Json:
     """Layers of convolutions, which layer_types lists, have no positions."""
     layer, count, types = plan.layers[0], len(plan.layers), config.get_list("layer_types")
     if types is None:
@@ -141,7 +139,7 @@ def lfm3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
     return {"layers": [without if each == "conv" else layer for each in types]}
 
 
-def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
+def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Json:
     """The last num_blocks layers hold num_queries learned queries in front, which do not rotate."""
     grid, count, blocks = plan.grids[0], len(plan.grids), config.count("num_blocks", 0)
     require(blocks <= count, "num_blocks must be at most {} layers, got {}", count, blocks)
@@ -149,7 +147,7 @@ def eomt_dinov3(config: TowerConfig, plan: VisionPlan) -> Fields:
     return {"grids": plan.grids[blocks:] + (last,) * blocks}
 
 
-def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
+def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Json:
     """Positions within windows of window_size; layers of global_attn_indexes take those of the whole grid, scaled."""
     layer, grid, count = plan.layers[0], plan.grids[0], len(plan.layers)
     window, shape, name = config.count("window_size"), _shape(config.values, "image_size"), "global_attn_indexes"
@@ -162,7 +160,7 @@ def sam3_vit_model(config: TowerConfig, plan: VisionPlan) -> Fields:
     return {"layers": layers, "grids": grids}
 
 
-def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
+def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Json:
     """The memory attention; it takes a grid of image_size / patch_size alone, or several such frames."""
     tower = config.given.get_mapping("vision_config").get_mapping("backbone_config").values
     tower = {**TOWERS["sam3_vit_model"].defaults, **tower, "image_size": config.count("image_size")}
@@ -173,19 +171,19 @@ def sam3_tracker_video(config: TowerConfig, plan: VisionPlan) -> Fields:
     return {"grids": [grid] * len(plan.grids)}
 
 
-def gemma4_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+def gemma4_vision(config: TowerConfig, plan: VisionPlan) -> Json:
     """Each half of a head rotates by itself."""
     return {"slices": 2}
 
 
-def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Fields:
+def minimax_m3_vl_vision(config: TowerConfig, plan: VisionPlan) -> Json:
     """In published files position_embedding_type is "rope" and rope_mode is "3d"; no class reads them."""
     for name, usual in {"position_embedding_type": "rope", "rope_mode": "3d"}.items():
         checks.one_of(name, config.get(name, default=usual), (usual,))
     return {}
 
 
-def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Fields:
+def efficientloftr(config: TowerConfig, plan: VisionPlan) -> Json:
     """All heads rotate as one; partial_rotary_factor must be half of their number."""
     heads, name = config.count("num_attention_heads"), "partial_rotary_factor"
     share = config.rope_setting(name)

@@ -341,8 +341,9 @@ def facts_of(name, config_class):
     mapped = [(k, x) for k, x in config_class.attribute_map.items() if {k, x} & VALUES and k != "num_key_value_heads"]
     names = dict((x, k) if x in values else (k, x) for k, x in mapped)
     if name in TOWERS:
+        rope = rope or {"rope_theta": values.pop("rope_theta")}
         facts = {"defaults": values, "keys": sorted(_keys(config_class) - values.keys()), "names": names, "rope": rope}
-        return {key: x for key, x in facts.items() if (x != USUAL["settings"] if key == "rope" else x)}
+        return {key: x for key, x in facts.items() if x}
     of_layers = (config.to_dict().get("per_layer_config") or {}).values()
     if widths := [own["head_dim"] for own in of_layers if "head_dim" in own]:
         values["global_head_dim"] = max(widths)
