@@ -152,9 +152,9 @@ def _parse_shape(grid: PatchGrid, shape: Any) -> tuple[int, ...]:
     sides = checks.positive_ints("shape", shape)
     expected = "(height, width) or (time, height, width)" if grid.frames else "(height, width)"
     require(2 <= len(sides) <= 2 + grid.frames, "shape must be {}, in patches, got {}", expected, sides)
-    size = sides[-2:]
+    size, merge = sides[-2:], checks.positive_int("merge", grid.merge)  # a table does not say what 0 leaves open
     taken = not grid.shapes or size in grid.shapes
     require(taken, "shape must be {} in this layer, got {}", " or ".join(map(str, grid.shapes)), sides)
-    fits = not any(side % grid.merge for side in size)
-    require(fits, "shape must have sides that are multiples of {}, got {}", grid.merge, sides)
+    fits = not any(side % merge for side in size)
+    require(fits, "shape must have sides that are multiples of {}, got {}", merge, sides)
     return (1, *sides)[-3:]

@@ -162,6 +162,9 @@ REFUSED = [
         r"table must have shape \(2, positions, dim\) and a row for each patch of \(4, 4\), got shape \(4, 4, 1\)": {},
         r"a row for each patch of \(2, 5\), got shape \(2, 4, 1\)": {"table": TABLE[:2], "shape": (2, 5)},
     }),
+    (functools.partial(TOWER(table="linear", grids=(PatchGrid(merge=0),)).table_rows, TABLE, (4, 4)), {
+        "VisionPlan.table_rows: merge must be at least 1, got 0": {},
+    }),
     (rows("fixed"), {r"a row for each patch of \(4, 5\), got shape \(4, 4, 1\)": {"shape": (4, 5)}}),
     (rows("linear"), {
         r"table must have shape \(rows, columns, dim\) and .*, got shape \(4, 1\)": {"table": TABLE[0]},
