@@ -7,8 +7,8 @@ A config is read as transformers' class of its model_type reads it, or refused w
 transformers 5.23.0 and 5.24.0, which need not be installed.
 """
 
+from posenc_jax.hf._apply import HeadScale
 from posenc_jax.hf._multimodal import positions_from_tokens
-from posenc_jax.hf._parameters import HeadScale
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
 from posenc_jax.hf._read import rotary_from_config

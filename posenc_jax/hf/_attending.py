@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from posenc_jax._jax import checks
-from posenc_jax.hf._config import WRITTEN, Config
+from posenc_jax.hf._apply import HeadScale
+from posenc_jax.hf._config import Config
 from posenc_jax.hf._layers import WITHOUT_POSITIONS
 from posenc_jax.hf._models import FACTS, by_model_type, canonical_type
-from posenc_jax.hf._parameters import HeadScale
 from posenc_jax.hf._plan import QueryScale, RotaryLayer
 from posenc_jax.hf._rope import Rope
 
@@ -96,12 +96,6 @@ def with_attention(
     return result
 
 
-def written_attention(config: Config) -> dict[str, Any]:
-    """The fields of a layer that a config without a model_type holds, as `plan_to_config` wrote them."""
-    names = () if config.model_type else WRITTEN[1:]
-    return {name: config.get_list(name) if name == "window" else config.get(name) for name in names}
-
-
 def _width(config: Config, model_type: str) -> int:
     """The width of windows or chunks: 0 for none."""
     values = config.values
@@ -174,8 +168,7 @@ def query_scale_of(config: Config, rope: Rope | None) -> QueryScale | HeadScale 
 
 def written_scale(config: Config, key: str) -> QueryScale | HeadScale | None:
     """The query scale whose fields `plan_to_config` or a rewriter put under a key."""
-    fields = config.get_mapping(key)
-    if key not in config.model.reads or not fields.values:
+    if key not in config.model.reads or not (fields := config.get_mapping(key)).values:
         return None
     cls = HeadScale if fields.look_up("num_heads") else QueryScale
     names = [field.name for field in dataclasses.fields(cls)]

@@ -57,7 +57,8 @@ class Config(Values):
     def in_release(self, key: str, default: float, since: str, before: float) -> float:
         """The default of a missing key in the config's release: `before` until `since`."""
         written = self.get_string(VERSION)
-        release, first = (tuple(map(int, re.findall(r"\d+", str(x))[:2])) for x in (written, since))
+        numbers = (re.match(r"\s*v?(\d+)\.(\d+)", x or "") for x in (written, since))
+        release, first = (tuple(map(int, match.groups())) if match else () for match in numbers)
         message = (
             "{} is missing: its default is {} since transformers {} and {} before: write it, or the release that the "
             "config is for as transformers_version, got {!r:.60}"

@@ -4,13 +4,13 @@
 class says, read from the model's `modeling_*.py`, and all of the models whose code is not in transformers.
 
 A field of `Model` is a fact that at least two model types share. What one type alone does is a rewriter, in
-`_rewrites.py`: it writes the keys that `plan_to_config` writes, and `reads` lets its type read them.
+`_rewriting.py` or `_rewrites.py`: it writes the keys that `plan_to_config` writes, and `reads` lets its type read them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +52,7 @@ class Model(NamedTuple):
     settings: Json = {}  # the rope settings by default
     theta: float | None = 10_000.0  # the base by default; None: it must be given
     writes_theta: bool = False  # its base stands beside rope_parameters too, and does not matter there
+    ignores: Sequence[str] = ()  # keys that change nothing without settings, because its own have these values
     bases: Mapping[str, tuple[str, float]] = {}  # layer type → (old key, default)
     changed_defaults: Mapping[str, tuple[str, float]] = {}  # key of a base → since when `theta` holds, and that before
     scaled_types: tuple[str, ...] = ("full_attention",)  # of `bases`, those that an old rope_scaling scales
@@ -138,7 +139,6 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "lfm2 lfm2_moe": {"also": "full_attn_idxs use_pos_enc", "names": {"rotary_emb_base": "theta"}},
     "lfm3": {"also": "full_attn_idxs"},
     "codegen gpt_neox gpt_neox_japanese gptj": {"usual": ""},
-    # its class ignores rotary_emb_base, which files for the code that the models were published with have
     "nomic_bert": {"usual": "rope_theta", "also": "rotary_emb_base rotary_emb_fraction"},
     "jetmoe": {"usual": "rope_theta"},
     "nemotron_h": {"usual": "", "also": "attention_head_dim"},
@@ -262,7 +262,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     },
     "qwen": {
         "usual": "rotary_emb_base rotary_pct",
-        "also": "kv_channels use_logn_attn use_dynamic_ntk",
+        "also": "kv_channels use_logn_attn use_dynamic_ntk dynamic_steps",
         "partial": 1.0,
         "query_scale": "logn",
     },
@@ -283,7 +283,7 @@ def canonical_type(name: str) -> str:
 
     A multimodal config from before text_config existed has the model_type of the whole model.
     """
-    return next((candidate for candidate in (name, f"{name}_text") if candidate in MODELS), "")
+    return next((candidate for candidate in (name, name + "_text") if candidate in MODELS), "")
 
 
 # A config without a model_type must have everything, in the keys that `plan_to_config` writes.
@@ -292,7 +292,7 @@ UNNAMED = Model(
     reads=frozenset(
         "rope_theta partial_rotary_factor rotary_emb_base rotary_pct rotary_emb_fraction rotary_dim kv_channels "
         "attention_head_dim global_head_dim qk_rope_head_dim qk_nope_head_dim index_head_dim indexer_head_dim n_embd "
-        "d_model n_head n_heads decoder_num_attention_heads n_layer n_layers num_layers "
+        "d_model n_head n_heads decoder_num_attention_heads n_layer n_layers num_layers dynamic_steps "
         "decoder_num_hidden_layers layer_types layers_block_type attn_layer_indices full_attn_idxs block_types "
         "cross_attention_layers no_rope_layers no_rope_layer_interval sliding_window kind window chunk score_scale "
         "position_embedding_type layer_rope_theta rope_interleave rope_backward alpha mrope_alternating indexer_part "

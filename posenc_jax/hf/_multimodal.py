@@ -135,7 +135,7 @@ def _kinds(config: Values, facts: Multimodal, tokens: np.ndarray) -> np.ndarray:
     ids, kinds = {}, np.zeros(tokens.shape, np.int8)
     for name in names:
         if name in facts.tokens:
-            keys = f"{name}_token_id", f"{name}_token_index"
+            keys = name + "_token_id", name + "_token_index"
             ids[name] = checks.integer(config.spelling(*keys), config.get(*keys, default=facts.tokens[name]))
             if name in _KINDS:
                 kinds[tokens == ids[name]] = _KINDS.index(name)

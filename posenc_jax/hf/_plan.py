@@ -19,8 +19,7 @@ from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled
 from posenc_jax._rotary.parser import parse_vectors
 from posenc_jax.hf import _apply
-from posenc_jax.hf._apply import ROLES, Role
-from posenc_jax.hf._parameters import HeadScale, shapes_of
+from posenc_jax.hf._apply import ROLES, HeadScale, Role, shapes_of
 from posenc_jax.hf._table import html_of, text_of
 
 

@@ -10,7 +10,7 @@ from posenc_jax._frequencies.scalings import temperature
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public, require
-from posenc_jax.hf._attending import query_scale_of, with_attention, written_attention, written_scale
+from posenc_jax.hf._attending import query_scale_of, with_attention, written_scale
 from posenc_jax.hf._config import (
     LAYOUT_FLAGS,
     WRITTEN,
@@ -103,10 +103,15 @@ def _agreed_plan(values: Json, layout: Any, length: int | None) -> RotaryPlan:
     values = rewritten(with_class_values(values, model))
     model = model_of(values)
     spellings = rope_settings(values)
-    plans = [_plan(values, model, settings, layout, length) for settings in spellings]
+    try:
+        plans = [_plan(values, model, settings, layout, length) for settings in spellings]
+    except ValueError:
+        if len(spellings) == 1:
+            raise
+        plans = []
     shown = (f"{settings.name} = {settings.values!r:.60}" for settings in spellings)
     message = "{} contradicts {}: write all settings into one of them, the base of the model too"
-    require(plans[0] == plans[-1], message, *shown)
+    require(plans and plans[0] == plans[-1], message, *shown)
     return plans[0]
 
 
@@ -165,7 +170,8 @@ def _layer(
     config: Config, layer_type: str, settings: Values | None, base: float | None, length: int | None
 ) -> RotaryLayer:
     """A layer of type `layer_type` with these rope settings (None: without positions); `base` replaces their base."""
-    head_dim, attention = head_dim_of(config, layer_type), written_attention(config)
+    head_dim, written = head_dim_of(config, layer_type), () if config.model_type else WRITTEN[1:]
+    attention: Any = {name: config.get_list(name) if name == "window" else config.get(name) for name in written}
     if settings is None:
         return RotaryLayer(geometric(0), head_dim, query_scale_of(config, None), **attention)
     width, base_of_type = rotary_dim_of(settings, config, head_dim), base_of(settings, config, layer_type)
@@ -191,7 +197,7 @@ def _layout(config: Config, layout: Any) -> Layout:
     if own in model.reads:
         config.default_unless_null(model.layout == "interleaved" or None, own)
     if model.layout and not (own in model.reads and own in interleaved):
-        interleaved[f"that of {config.label_of_type}"] = model.layout == "interleaved"
+        interleaved["that of " + config.label_of_type] = model.layout == "interleaved"
     require(interleaved, 'layout must be given, "half" or "interleaved", for a config without a model_type')
     return "interleaved" if agreed_value(interleaved) else "half"
 

@@ -141,7 +141,11 @@ def qwen(config: Draft) -> None:
     config.take("use_dynamic_ntk")
     if is_dynamic:
         config.take_only(**_NO_SETTINGS)
-        config["rope_scaling"] = {"type": "dynamic_steps", "max_position_embeddings": config.get_integer("seq_length")}
+        config["rope_scaling"] = {
+            "type": "dynamic",
+            "dynamic_steps": True,
+            "max_position_embeddings": config.get_integer("seq_length"),
+        }
     config["max_position_embeddings"] = None
 
 
@@ -278,6 +282,7 @@ FIXED = by_model_type(
         "glm_moe_dsa": {"indexer_rope_interleave": True},
         "glm5_next_text kimi_linear": {"mla_use_nope": True},
         "lfm2 lfm2_moe": {"use_pos_enc": True},
+        "nomic_bert": {"rotary_emb_base": 1_000.0},
         "olmo3": {"rope_theta": 5e5},  # the class reads another for full layers alone, and code before it for all
         "phi3small": {"rope_position_scale": 1.0},
         "qwen": {"pos_emb": "rotary"},

@@ -112,6 +112,8 @@ def _dynamic(rope: Rope) -> Reading:
         # Hunyuan's configs also have a factor of 1 and YaRN's keys, which its code does not read.
         check_agreement(rope.settings.look_up("factor") | {"the factor that goes with alpha": 1.0})
         return {"alpha": alpha}, partial(ntk, rope.width, rope.theta, alpha)
+    if rope.settings.get_flag("dynamic_steps"):
+        return _dynamic_steps(rope)
     factor, maximum = rope.settings.get_number("factor"), rope.maximum()
     make = partial(dynamic_ntk, rope.width, rope.theta, factor, maximum, rope.required_length())
     return {"factor": factor, MAXIMUM: maximum}, make
@@ -121,7 +123,7 @@ def _dynamic_steps(rope: Rope) -> Reading:
     """Dynamic NTK of Qwen 1: the base grows when the length passes the maximum times a power of two."""
     maximum = rope.maximum()
     steps = math.ceil(math.log2(rope.required_length() / maximum) + 1)
-    return {MAXIMUM: maximum}, partial(ntk, rope.width, rope.theta, max(2.0**steps - 1, 1.0))
+    return {"dynamic_steps": True, MAXIMUM: maximum}, partial(ntk, rope.width, rope.theta, max(2.0**steps - 1, 1.0))
 
 
 def _yarn(rope: Rope) -> Reading:
@@ -183,7 +185,6 @@ _TYPES: dict[str, tuple[Callable[[Rope], Reading], str]] = {
     "default": (lambda rope: ({}, rope.unscaled), ""),
     "linear": (_linear, "factor"),
     "dynamic": (_dynamic, "factor"),
-    "dynamic_steps": (_dynamic_steps, ""),  # written by the rewriter of Qwen 1, whose configs say it in other keys
     "yarn": (
         _yarn,
         "factor beta_fast beta_slow mscale mscale_all_dim attention_factor attn_factor extrapolation_factor truncate "
@@ -201,7 +202,7 @@ _TYPES: dict[str, tuple[Callable[[Rope], Reading], str]] = {
 def _known_keys(rope_type: str, model: Model) -> set[str]:
     """The keys that may stand in the rope settings of a type."""
     known = {"rope_type", "type", "rope_theta", SHARES[0], MAXIMUM, *_TYPES[rope_type][1].split()}
-    known |= model.reads & {"alpha", "rope_backward", "mrope_alternating", LEARNED}
+    known |= model.reads & {"alpha", "dynamic_steps", "rope_backward", "mrope_alternating", LEARNED}
     if model.sections is not None:
         known |= {"mrope_section", "mrope_interleaved", "interleaved"}
     if model.query_scale == "beta":

@@ -10,7 +10,7 @@ from posenc_jax._jax import checks
 from posenc_jax._jax.errors import invalid, require
 from posenc_jax.hf._config import HEAD_DIMS, RAW, Config
 from posenc_jax.hf._layers import ROTATING, WITHOUT_POSITIONS
-from posenc_jax.hf._rope import SHARES, default_share, rope_type_of
+from posenc_jax.hf._rope import MAXIMUM, SHARES, default_share, rope_type_of
 from posenc_jax.hf._values import Values, agreed_value, check_agreement, equal, parse_mapping
 
 _BASES = "rope_theta", "rotary_emb_base"
@@ -30,8 +30,12 @@ def _class_settings(config: Config, layer_type: str) -> Values | None:
     settings = model.settings.get(layer_type, {}) if model.nested else model.settings
     if settings is None:
         return None
-    outside = {"rope_theta"} if model.bases or model.changed_defaults or given.intersection(_BASES) else set()
-    outside |= {SHARES[0]} if given.intersection((*SHARES, "rotary_dim")) else set()
+    outside = {MAXIMUM}
+    if model.bases or model.changed_defaults or given.intersection(_BASES):
+        outside.add("rope_theta")
+    if given.intersection((*SHARES, "rotary_dim")):
+        outside.add(SHARES[0])
+    outside.difference_update(model.ignores)
     return Values({key: value for key, value in settings.items() if key not in outside}, "the class's rope_parameters")
 
 
@@ -93,7 +97,7 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         default = None if settings.of_layer_type else model.theta
     unread = config.look_up(*(key for key in _BASES if key not in read))
     outside = {} if inside and settings.of_layer_type and not model.bases else config.look_up(*keys)
-    settings.default_unless_null(default, "rope_theta")
+    settings.default_unless_null(default or next(iter(outside.values()), None), "rope_theta")
     if not inside and not outside:
         # Settings that replace those of a file have lost its base. Files from before 2024, with `type`, may have none.
         is_old = settings.name == RAW[0] and (model.bases or not settings.look_up("rope_type"))
@@ -105,7 +109,7 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         require(is_old or rope_type == "default", message, settings.label, rope_type, usual)
         default, changed = config.default_unless_null(default, *keys), model.changed_defaults.get("".join(keys))
         default = config.in_release(keys[0], default, *changed) if changed else default
-    by_default = {} if default is None else {f"the base of {config.label_of_type}": default}
+    by_default = {} if default is None else {"the base of " + config.label_of_type: default}
     spellings = inside | outside or by_default
     base = agreed_value(spellings and spellings | unread, missing="rope_theta")
     return checks.positive(next(iter(spellings)), base)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from posenc_jax._frequencies.frequencies import Frequencies
-from posenc_jax.hf._parameters import HeadScale
+from posenc_jax.hf._apply import HeadScale
 
 _NONE, _UNKNOWN = "none", "?"
 _IN_ROWS = {"layers", "layout", "part", "indexer", "grids"}  # the fields of a plan that its title leaves out

@@ -35,7 +35,7 @@ def parse_mapping(name: str, value: Any, expected: str = "a mapping") -> Json:
     """`value`, which must be a mapping whose keys are strings."""
     require_type(isinstance(value, Mapping), name, expected, value)
     for key in value:
-        require_type(isinstance(key, str), f"each key of {name}", "a string", key)
+        require_type(isinstance(key, str), "each key of " + name, "a string", key)
     return value
 
 
@@ -72,7 +72,7 @@ class Values:
     def __init__(self, values: Json, name: str = "", *, of_layer_type: bool = False):
         """`of_layer_type`: the values are the rope settings of one layer type."""
         self.values, self.name, self.of_layer_type = values, name, of_layer_type
-        self.label = f"{name}." if name else ""
+        self.label = name + "." if name else ""
 
     def look_up(self, *names: str) -> dict[str, Any]:
         """The spellings of a setting that are there, as errors name them, and their values."""
@@ -82,9 +82,9 @@ class Values:
         """The spelling that is there, for errors."""
         return next(iter(self.look_up(*names)), self.label + names[0])
 
-    def is_null(self, *names: str) -> bool:
-        """Whether one of these keys is a null; then no default applies."""
-        return any(self.values.get(name, 0) is None for name in names)
+    def is_null(self, name: str) -> bool:
+        """Whether a key is a null; then no default applies."""
+        return self.values.get(name, 0) is None
 
     def default_unless_null(self, default: Any, *names: str) -> Any:
         """`default`, for a setting that is missing; raises for a null, unless the default is None."""
@@ -122,14 +122,14 @@ class Values:
     def get_string(self, name: str) -> str | None:
         """The value of a setting that is a string, None if it is not there."""
         value = self.get(name)
-        require_type(value is None or isinstance(value, str), self.label + name, "a string", value)
+        require_type(isinstance(value, str | None), self.label + name, "a string", value)
         return value
 
-    def get_flag(self, *names: str, default: bool = False) -> bool:
+    def get_flag(self, name: str, default: bool = False) -> bool:
         """The value of a setting that is true or false, or a number instead (Llama 4 has 4)."""
-        for name, value in self.look_up(*names).items():
-            require_type(isinstance(value, int), name, "true or false", value)
-        return bool(self.get(*names, default=default))
+        value = self.get(name, default=default)
+        require_type(isinstance(value, int), self.label + name, "true or false", value)
+        return bool(value)
 
     def get_list(self, *names: str) -> tuple[Any, ...] | None:
         """The value of a setting that is a list, None if it is not there."""

@@ -82,7 +82,7 @@ def _head_dim(config: TowerConfig) -> int:
         return hidden
     heads = config.count(facts.heads) * config.count("memory_attention_downsample_rate")
     require(hidden % heads == 0, "{} = {} must be a multiple of {}", name, hidden, heads)
-    return agreed_value({f"{name} / heads": hidden // heads} | config.look_up("head_dim"))
+    return agreed_value({name + " / heads": hidden // heads} | config.look_up("head_dim"))
 
 
 def _frequencies(facts: Tower, base: float, head_dim: int) -> Frequencies:

@@ -101,8 +101,8 @@ def outcome(case, config, **arguments):
 @functools.lru_cache(maxsize=4096)
 def true_spectrum(parameters, head_dim, maximum, length):
     rope = dict(parameters)
-    if rope["rope_type"] == "dynamic_steps":  # Qwen 1
-        rope |= {"rope_type": "dynamic", "alpha": max(2.0 ** math.ceil(math.log2(length / maximum) + 1) - 1, 1.0)}
+    if rope.get("dynamic_steps"):  # Qwen 1
+        rope |= {"alpha": max(2.0 ** math.ceil(math.log2(length / maximum) + 1) - 1, 1.0)}
     omega, amplitude = spectra.from_parameters(rope, head_dim, maximum, length)
     return spectra.turns([-x for x in omega] if rope.get("rope_backward") else omega), amplitude
 

@@ -59,6 +59,7 @@ VALUES = set(
 BASES = """
     rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta swa_rope_theta compress_rope_theta
 """.split()
+SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 READ = *VALUES, *BASES, *"rotary_emb_fraction layer_types layers_block_type no_rope_layers".split()
 # Keys that every class takes, and parts of the names of keys that concern positions.
 TAKEN = {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "max_position_embeddings"}
@@ -75,7 +76,11 @@ OF_SETTINGS = set(
     "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta full_attn_idxs "
     "attn_layer_indices".split()
 )
-USUAL = _models.Model._field_defaults | {"settings": {"rope_theta": 10_000.0, "rope_type": "default"}, "reads": []}
+USUAL = _models.Model._field_defaults | {
+    "settings": {"rope_theta": 10_000.0, "rope_type": "default"},
+    "reads": [],
+    "ignores": [],
+}
 
 
 def made(config_class, **settings):
@@ -173,9 +178,20 @@ def _rope(config):
     return rope if any(isinstance(value, dict) for value in rope.values()) else {"": rope}
 
 
-def _bases(config):
-    """The bases of rope settings, by layer type."""
-    return {kind: (own or {}).get("rope_theta") for kind, own in _rope(config).items()}
+def _bases(config, name="rope_theta"):
+    """The bases of rope settings, or another of them, by layer type."""
+    return {kind: (own or {}).get(name) for kind, own in _rope(config).items()}
+
+
+def _ignores(config_class, config):
+    """The names of keys that change nothing, because the class has settings in which they stand."""
+
+    def follows(name, keys, value):
+        return any(value in _bases(made(config_class, **{key: value}), name).values() for key in keys)
+
+    found = {"rope_theta": (BASES, 12_345.0), "partial_rotary_factor": (SHARES, 0.375)}
+    own = [name for name in found if any(x is not None for x in _bases(config, name).values())]
+    return [name for name in own if not follows(name, *found[name])]
 
 
 def _settled(config_class, config):
@@ -187,7 +203,7 @@ def _settled(config_class, config):
         settings = _bases(made(config_class, **{key: 12_345.0}))
         if where := [kind for kind, base in settings.items() if base == 12_345.0]:
             legacy[key] = where
-    return bases[kinds[0]] if bases != usual else None, legacy if legacy != {"rope_theta": [""]} else {}
+    return bases[kinds[0]] if bases != usual else None, legacy
 
 
 def _head_dim(config_class, config):
@@ -351,6 +367,8 @@ def facts_of(name, config_class):
     if all(isinstance(value, dict) for value in settings.values()):
         settings = dict(sorted(settings.items()))  # by layer type, which transformers has in the order of a set
     theta, legacy = _settled(config_class, config)
+    if legacy == {"rope_theta": [""]}:
+        legacy = {}
     spectra, still = _spectra(config, code), _still(name, config, code)
     nested, is_partial = spectra.pop("nested", False), spectra.pop("partial", False) or "rotary_dim" in values
     bases = {kind: (key, settings[kind]["rope_theta"]) for key, kinds in legacy.items() for kind in kinds if nested}
@@ -363,6 +381,7 @@ def facts_of(name, config_class):
         "settings": settings,
         "theta": theta or settings.get("rope_theta", 10_000.0),
         "writes_theta": "rope_theta" in values,
+        "ignores": _ignores(config_class, config),
         "bases": bases if bases.keys() == settings.keys() else {},
         "nested": nested,
         "null_settings": nested and None in settings.values(),
