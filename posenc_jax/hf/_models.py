@@ -112,7 +112,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "glm4v_text glm5_next_text glm_image_text glm_ocr_text glmasr_encoder gpt_oss gradium_phonon_tts granite "
         "granite4_vision_text granite_docling_text granite_swa granitemoe granitemoe_swa granitemoehybrid "
         "granitemoeshared gte helium higgs_audio_v2 hrm_text hy_v3 hyperclovax idefics internlm3 iquestcoder jais2 "
-        "jamba jina_embeddings_v3 kimi_linear kolibri1 laguna lara_mini lasr_encoder llama mellum mimi "
+        "jamba jina_embeddings_v3 kimi_linear kolibri1 laguna lara_mini lasr_encoder llama mimi "
         "mimi_decoder mimi_encoder minicpm3 minimax minimax_m2 ministral mistral mixtral mllama_text_model moonshine "
         "moshi muse_glimmer_assistant nemotron3_diarization_audio olmo olmo2 olmo_hybrid olmoe openai_privacy_filter "
         "paddleocr_vl_text pe_audio_encoder pe_audio_video_encoder pe_video_encoder phi phi3 phi4_multimodal phimoe "
@@ -140,7 +140,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "lfm3": {"also": "full_attn_idxs"},
     "codegen gpt_neox gpt_neox_japanese gptj": {"usual": ""},
     "nomic_bert": {"usual": "rope_theta", "also": "rotary_emb_base rotary_emb_fraction"},
-    "jetmoe": {"usual": "rope_theta"},
+    "jetmoe mellum": {"usual": "rope_theta"},
     "nemotron_h": {"usual": "", "also": "attention_head_dim"},
     # the share of rope settings without one
     "moonshine_streaming nemotron3_5_transcribe_asr_audio nemotron3_5_transcribe_word_timestamp": {"partial": 1.0},

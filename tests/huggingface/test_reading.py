@@ -457,6 +457,8 @@ REFUSED = [
     ("apertus", {"rope_theta": 2e4}, "the class's rope_parameters.rope_theta = 12000000.0 contradicts rope_theta = 20000.0"),
     ("gemma4_text", {"rope_theta": 2e4}, "the class's rope_parameters.rope_theta = 10000.0 contradicts rope_theta = 20000.0"),
     ("gemma4_text", {"partial_rotary_factor": 0.5}, "the width of model_type 'gemma4_text' = 256 contradicts partial_rotary_factor (of 256) = 128"),
+    ("mellum", {"partial_rotary_factor": 0.5, "layer_types": [FULL] * 28},
+     "the width of model_type 'mellum' = 128 contradicts partial_rotary_factor (of 128) = 64"),
     ("nomic_bert", {"rotary_emb_base": 1e4}, "rotary_emb_base must be 1000.0 in model_type 'nomic_bert', got 10000.0"),
     ("persimmon", {"transformers_version": "5"},
      "rope_theta is missing: its default is 10000.0 since transformers 5.0 and 25000.0 before: write it, or the release that the config is for as transformers_version, got '5'"),
