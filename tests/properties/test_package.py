@@ -122,7 +122,7 @@ def test_public_names_are_documented():
 
 
 # Functions are found where they are public, and classes and the texts of modules where they stand.
-PRIVATE = "_biases.formulas _flax.masks _frequencies.frequencies _rotary.cos_sin hf._parameters hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
+PRIVATE = "_biases.formulas _flax.masks _frequencies.frequencies _rotary.cos_sin hf._apply hf._patches hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings".split()
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "kernels", "linen", "nnx", "plot", *PRIVATE))
 
 
