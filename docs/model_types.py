@@ -105,6 +105,8 @@ def _base(model: Model) -> Iterator[str]:
     for key, (since, before) in model.changed_defaults.items():
         key = "" if key == "rope_theta" else f"`{key}` "
         yield f"before transformers {since} {key}{before:,.0f}; a config without it must name its release"
+    if model.ignores:
+        yield f"{' and '.join(f'`{key}`' for key in model.ignores)} only in `rope_parameters`"
     if model.nested:
         yield "settings for each layer type"
     yield from _settings(model)

@@ -99,7 +99,8 @@ def rotating(config: Config, types: list[str]) -> list[bool]:
         by_type = [layer_type == "sliding_attention" for layer_type in types]
     else:
         by_type = [layer_type not in WITHOUT_POSITIONS for layer_type in types]
-    flags, cross_attention = _no_rope_flags(config, count), layer_indices(name, config.get_list(name) or (), 2**16)
+    known = max(count, model.defaults.get("num_hidden_layers", 0))  # the class may list more layers than a file has
+    flags, cross_attention = _no_rope_flags(config, count), layer_indices(name, config.get_list(name) or (), known)
     without = model.never_rotates or POSITIONS in model.reads and config.get_string(POSITIONS) == "nope"
     result = [not without and by_type[i] and flags[i] and i not in cross_attention for i in range(count)]
     config.check_flags(any(result))

@@ -52,9 +52,9 @@ class Model(NamedTuple):
     settings: Json = {}  # the rope settings by default
     theta: float | None = 10_000.0  # the base by default; None: it must be given
     writes_theta: bool = False  # its base stands beside rope_parameters too, and does not matter there
-    ignores: Sequence[str] = ()  # keys that change nothing without settings, because its own have these values
+    ignores: Sequence[str] = ()  # of the base and the share, the keys that do not change its own `settings`
     bases: Mapping[str, tuple[str, float]] = {}  # layer type → (old key, default)
-    changed_defaults: Mapping[str, tuple[str, float]] = {}  # key of a base → since when `theta` holds, and that before
+    changed_defaults: Mapping[str, tuple[str, float]] = {}  # key of a base → (release of today's default, that before)
     scaled_types: tuple[str, ...] = ("full_attention",)  # of `bases`, those that an old rope_scaling scales
     nested: bool | None = False  # rope_parameters has an entry for each layer type; None: it may
     null_settings: bool = False  # a null in them: layers of this type have no positions

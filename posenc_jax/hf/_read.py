@@ -170,7 +170,8 @@ def _layer(
     config: Config, layer_type: str, settings: Values | None, base: float | None, length: int | None
 ) -> RotaryLayer:
     """A layer of type `layer_type` with these rope settings (None: without positions); `base` replaces their base."""
-    head_dim, written = head_dim_of(config, layer_type), () if config.model_type else WRITTEN[1:]
+    head_dim = head_dim_of(config, layer_type)
+    written = () if config.model_type else WRITTEN[1:]
     attention: Any = {name: config.get_list(name) if name == "window" else config.get(name) for name in written}
     if settings is None:
         return RotaryLayer(geometric(0), head_dim, query_scale_of(config, None), **attention)

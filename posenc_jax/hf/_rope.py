@@ -247,8 +247,7 @@ def frequencies_of(rope: Rope) -> tuple[Frequencies, Settings]:
     settings.reject_unknown(_known_keys(rope_type, model), reads)
     completed, make = _TYPES[rope_type][0](rope)
     backward, learned = settings.get_flag("rope_backward"), settings.get_string(LEARNED)
-    label = next((f"{key} {name!r}" for key, name in written.items()), settings.name)
-    with labelled(label):
+    with labelled(next((f"{key} {name!r}" for key, name in written.items()), settings.name)):
         frequencies = make()
     frequencies, coordinates = _with_coordinates(rope, frequencies)
     if backward:

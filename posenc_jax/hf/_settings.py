@@ -107,8 +107,9 @@ def base_of(settings: Values, config: Config, layer_type: str) -> float:
         )
         rope_type, usual = rope_type_of(settings), default or model.theta
         require(is_old or rope_type == "default", message, settings.label, rope_type, usual)
-        default, changed = config.default_unless_null(default, *keys), model.changed_defaults.get("".join(keys))
-        default = config.in_release(keys[0], default, *changed) if changed else default
+        default = config.default_unless_null(default, *keys)
+        for key in model.changed_defaults.keys() & {*keys}:
+            default = config.in_release(key, default, *model.changed_defaults[key])
     by_default = {} if default is None else {"the base of " + config.label_of_type: default}
     spellings = inside | outside or by_default
     base = agreed_value(spellings and spellings | unread, missing="rope_theta")

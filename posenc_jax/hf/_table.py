@@ -42,9 +42,10 @@ def _tables(plan: Any, label: str = "") -> Iterator[tuple[str, list[list[str]]]]
     """
     count = len(plan.layers)
     title = ", ".join([f"{label}{type(plan).__name__} of {count} layer{'s' * (count > 1)}", *_changes(plan)])
-    layers = [*zip(plan.layers, getattr(plan, "grids", [None] * count), strict=True)]
-    indices = {layer: [i for i, other in enumerate(layers) if other == layer] for layer in dict.fromkeys(layers)}
-    rows = [{"layers": _ranges(equal)} | _cells(plan, *layer) for layer, equal in indices.items()]
+    groups: dict[Any, list[int]] = {}
+    for i, layer in enumerate(zip(plan.layers, getattr(plan, "grids", [None] * count), strict=True)):
+        groups.setdefault(layer, []).append(i)
+    rows = [{"layers": _ranges(equal)} | _cells(plan, *layer) for layer, equal in groups.items()]
     names = [name for name in rows[0] if {row[name] for row in rows} - {"", _UNKNOWN}]
     yield title, [names, *([row[name] for name in names] for row in rows)]
     if plan.indexer:

@@ -33,7 +33,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
 
     Raises:
       TypeError: if plan is not a RotaryPlan.
-      ValueError: if no config gives this plan, because the plan was made or changed by hand.
+      ValueError: if no config gives this plan, as is true of some that were made or changed by hand.
 
     Notes:
       The keys leave nothing to defaults and contain no model_type. `rope_interleave` is the layout. Where layers

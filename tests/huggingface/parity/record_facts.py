@@ -178,20 +178,24 @@ def _rope(config):
     return rope if any(isinstance(value, dict) for value in rope.values()) else {"": rope}
 
 
-def _bases(config, name="rope_theta"):
-    """The bases of rope settings, or another of them, by layer type."""
+def _setting(config, name):
+    """One rope setting, by layer type."""
     return {kind: (own or {}).get(name) for kind, own in _rope(config).items()}
 
 
+def _bases(config):
+    return _setting(config, "rope_theta")
+
+
 def _ignores(config_class, config):
-    """The names of keys that change nothing, because the class has settings in which they stand."""
+    """The settings of the class that no key outside of them changes."""
 
     def follows(name, keys, value):
-        return any(value in _bases(made(config_class, **{key: value}), name).values() for key in keys)
+        return any(value in _setting(made(config_class, **{key: value}), name).values() for key in keys)
 
-    found = {"rope_theta": (BASES, 12_345.0), "partial_rotary_factor": (SHARES, 0.375)}
-    own = [name for name in found if any(x is not None for x in _bases(config, name).values())]
-    return [name for name in own if not follows(name, *found[name])]
+    keys_of_setting = {"rope_theta": (BASES, 12_345.0), "partial_rotary_factor": (SHARES, 0.375)}
+    own = [name for name in keys_of_setting if any(x is not None for x in _setting(config, name).values())]
+    return [name for name in own if not follows(name, *keys_of_setting[name])]
 
 
 def _settled(config_class, config):
