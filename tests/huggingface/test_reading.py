@@ -458,6 +458,7 @@ REFUSED = [
     ("apertus", {"rope_theta": 2e4}, "the class's rope_parameters.rope_theta = 12000000.0 contradicts rope_theta = 20000.0"),
     ("gemma4_text", {"rope_theta": 2e4}, "the class's rope_parameters.rope_theta = 10000.0 contradicts rope_theta = 20000.0"),
     ("gemma4_text", {"partial_rotary_factor": 0.5}, "the width of model_type 'gemma4_text' = 256 contradicts partial_rotary_factor (of 256) = 128"),
+    ("deepseek_v3", {"rotary_dim": 32}, "qk_rope_head_dim = 64 contradicts rotary_dim = 32"),
     ("mellum", {"partial_rotary_factor": 0.5, "layer_types": [FULL] * 28},
      "the width of model_type 'mellum' = 128 contradicts partial_rotary_factor (of 128) = 64"),
     ("nomic_bert", {"rotary_emb_base": 1e4}, "rotary_emb_base must be 1000.0 in model_type 'nomic_bert', got 10000.0"),
