@@ -94,7 +94,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_all(session: nox.Session) -> None:
-    """All tests, 15 to 30 minutes: the thorough ones too."""
+    """All tests, 15 to 30 minutes: the slow ones too."""
     install(session, *TESTED)
     parallel(session, "-m", "")
 
@@ -272,7 +272,7 @@ def x64(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def minimums(session: nox.Session) -> None:
-    """The tests on the lowest versions that pyproject.toml allows; `-- -m ""` for the thorough ones too."""
+    """The tests on the lowest versions that pyproject.toml allows; `-- -m ""` for the slow ones too."""
     requirements = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["demo"]
     install(session, *TESTED, *(r.replace(">=", "==") for r in requirements))
     parallel(session)

@@ -69,7 +69,7 @@ def drawn_anew(request):
 @pytest.fixture(autouse=True)
 def as_users_compile(request):
     """Default tests compile as users do if both tiers run; see `helpers/quick.py`."""
-    quick.optimized = quick.ALWAYS or (tiers.both and not request.node.get_closest_marker("thorough"))
+    quick.optimized = quick.ALWAYS or (tiers.both and not request.node.get_closest_marker("slow"))
 
 
 @pytest.fixture(autouse=True)

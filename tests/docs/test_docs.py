@@ -45,7 +45,7 @@ def test_no_block_is_overlooked_and_no_output_is_shown_by_two_pages():
     assert not [name for name, text in PAGES.items() if re.search(r"^ *```(py|python3|pycon)\b", text, re.MULTILINE)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code, message",
     [
@@ -93,7 +93,7 @@ def test_every_figure_is_shown_and_every_shown_figure_is_drawn():
         assert not node.args.args, node.name
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_figures_are_the_same_in_every_run(tmp_path):
     for folder in "ab":
         where = ["--figures", tmp_path / folder, "--includes", tmp_path / folder]

@@ -40,7 +40,7 @@ def test_each_says_how_to_run_it(path):
     assert f"\n    python examples/{path.name}" in path.read_text(encoding="utf-8").split('"""')[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "t5", "dit"])
 def test_they_run_from_the_command_line(examples, name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--steps", "25"])
@@ -99,7 +99,7 @@ def test_a_block_is_its_formula(examples):
     assert_within(got, want, 1e-5, against="float64")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_patch_is_at_its_row_and_column(examples, monkeypatch):
     vit, seen = examples("vit"), []
     monkeypatch.setattr(vit.Block, "__call__", lambda self, x, positions: seen.append((x, positions)) or x)
@@ -116,7 +116,7 @@ def test_each_patch_is_at_its_row_and_column(examples, monkeypatch):
     assert_within(added - turned, np.broadcast_to(want, added.shape), 1e-6, against="float64")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["rope", "sincos"])
 def test_a_vit_learns_sides_and_keeps_them_at_another_resolution(examples, positions):
     vit = examples("vit")
@@ -163,7 +163,7 @@ def t5_in_float64(w, tokens, heads, gated, max_distance):
     return norm(x, "final_layer_norm")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [False, True])
 def test_t5_with_weights_is_its_formula(examples, gated):
     weights, tokens = made_weights(16, 3, 4, 24, gated), RNG.integers(20, size=(2, 60))
@@ -176,7 +176,7 @@ def test_t5_with_weights_is_its_formula(examples, gated):
         assert_within(got[row, part], want, 1e-5 * np.abs(want).max(), against="float64")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_t5_shares_one_table_and_learns_what_stood_before(examples):
     t5 = examples("t5")
     model, losses = t5.train(150)
@@ -186,7 +186,7 @@ def test_t5_shares_one_table_and_learns_what_stood_before(examples):
     assert t5.correct(model, RNG.integers(32, size=(16, 16))) > 0.95
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need JAX 0.11")
 def test_t5_trains_by_the_kernels_for_gpus(examples, monkeypatch):
     """In interpret mode: losses differ from XLA's in float32 by no more than bfloat16 rounds, and the table learns the same."""
@@ -205,7 +205,7 @@ def test_t5_trains_by_the_kernels_for_gpus(examples, monkeypatch):
 # The diffusion transformer
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_derivative_of_a_dit_along_the_flow(examples):
     dit = examples("dit")
     model, errors = dit.train(30)
@@ -220,7 +220,7 @@ def test_the_derivative_of_a_dit_along_the_flow(examples):
     assert_within(derivative, want, 0.02 * np.abs(want).max(), against="a difference along the flow")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_dit_learns_by_meanflow(examples):
     dit = examples("dit")
     model, errors = dit.train(120)

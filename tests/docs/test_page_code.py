@@ -17,7 +17,7 @@ import posenc_jax as pe
 from helpers import pages
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import attention, cameras, encodings, recorded, rotations, spectra
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
@@ -253,7 +253,7 @@ def test_functions_rotate_by_frequencies_that_are_given(page):
 # recipes.md: a cache that slides behind sinks
 
 
-@pytest.mark.parametrize(("dtype", "unit"), [(np.float32, 1e-6), thorough(jnp.bfloat16, 2.0**-8)])
+@pytest.mark.parametrize(("dtype", "unit"), [(np.float32, 1e-6), slow(jnp.bfloat16, 2.0**-8)])
 def test_a_thousand_steps_of_a_sliding_cache(dtype, unit):
     code = pages.block("docs/recipes.md", "def streaming_step").replace("recent = 2, 4", "recent = 3, 5")
     names, steps = pages.run(code, NAMES | {"rotate": rotate}), 1000
@@ -300,7 +300,7 @@ def swin_v2(window, pretrained, w1, b1, w2):
 
 @pytest.mark.parametrize(
     ("window", "pretrained"),
-    [((16, 16), (0, 0)), thorough((16, 16), (8, 8)), thorough((6, 9), (4, 7)), ((6, 9), (0, 7))],
+    [((16, 16), (0, 0)), slow((16, 16), (8, 8)), slow((6, 9), (4, 7)), ((6, 9), (0, 7))],
 )
 def test_the_table_of_swin_v2(window, pretrained):
     w1, b1, w2 = RNG.normal(size=(2, 64)), RNG.normal(size=64), RNG.normal(size=(64, 3)) / 8
@@ -587,7 +587,7 @@ def test_selective_rope():
         assert_within(y, case[name], 5e-6, against="the authors' code")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_selective_rope_of_long_sequences():
     steps = np.random.default_rng(0).uniform(0, 2, (1, 100_000, 1, 8)).astype(np.float32)
     x = np.concatenate([np.ones_like(steps), np.zeros_like(steps)], axis=-1)  # turns into cosines and sines

@@ -31,7 +31,7 @@ def test_it_is_short():
     assert len(README.split()) <= 900
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_examples():
     names = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them

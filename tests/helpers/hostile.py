@@ -28,7 +28,7 @@ def print_what_was_tried() -> Iterator[None]:
 
 
 def profile(examples: int, default: int | None = None) -> settings:
-    """Hypothesis draws the same in every run: so many examples, or `default` of them without the thorough tests."""
+    """Hypothesis draws the same in every run: so many examples, or `default` of them without the slow tests."""
     return settings(
         max_examples=examples * MANY if THOROUGH or default is None else default,
         derandomize=True,

@@ -71,7 +71,7 @@ class Programs:
         if hasattr(config, "workeroutput"):
             config.workeroutput["programs"] = dict(self.programs), dict(self.seconds), self.uncached
             return
-        default = config.option.markexpr == "not thorough" and not config.option.keyword
+        default = config.option.markexpr == "not slow" and not config.option.keyword
         self.whole = default and not self.before and config.args == [*config.getini("testpaths")]
         if self.whole and self.total() > budget():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,7 +1,7 @@
 """Options with which XLA:CPU compiles in a third to a half of the time, to less optimized machine code.
 
 For tests whose subject is the HLO (collectives, shardings, temporaries, work) or values within a tolerance. In
-`nox -s tests_all` only the thorough cases compile with these options, and the default tests compile as users do.
+`nox -s tests_all` only the slow cases compile with these options, and the default tests compile as users do.
 POSENC_TEST_OPTIMIZED=1 makes every test compile as users do.
 """
 

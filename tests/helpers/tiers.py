@@ -10,16 +10,16 @@ import pytest
 both = False  # whether both tiers run; `conftest.py` sets it
 
 
-def thorough(*values: Any) -> Any:
+def slow(*values: Any) -> Any:
     """A case for `pytest.mark.parametrize` that the default leaves out."""
-    return pytest.param(*values, marks=pytest.mark.thorough)
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def tiered(values: Iterable[Any], default: Collection[Any]) -> list[Any]:
     """Cases of one argument, of which the default keeps those in `default`."""
     unknown = [value for value in default if value not in values]
     assert not unknown, f"{unknown} are no cases"
-    return [value if value in default else thorough(value) for value in values]
+    return [value if value in default else slow(value) for value in values]
 
 
 def eager(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -28,5 +28,5 @@ def eager(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiled_by(jit: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """Gives a test a `program` that compiles its calls as one; the thorough case makes each call eagerly."""
-    return pytest.mark.parametrize("program", [jit, thorough(eager)])
+    """Gives a test a `program` that compiles its calls as one; the slow case makes each call eagerly."""
+    return pytest.mark.parametrize("program", [jit, slow(eager)])

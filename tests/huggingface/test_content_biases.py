@@ -12,7 +12,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.content_biases import difference, differences, output
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import recorded
 from posenc_jax._biases import content
 
@@ -60,7 +60,7 @@ def with_(**changed):
     [
         ("DeBERTa v2, buckets", content, "_edges", edges_moved),
         ("Inkling, full", pe, "content_bias", with_(out_of_range="nearest")),
-        thorough("SAM, another grid", pe, "resize_table", with_(align_corners=True)),
+        slow("SAM, another grid", pe, "resize_table", with_(align_corners=True)),
     ],
 )
 def test_a_wrong_variant_gives_another_output(example, monkeypatch, name, place, function, change):
@@ -82,7 +82,7 @@ def test_forgetting_attention_is_its_formula(example):
     assert_within(got, want, BOUND * np.abs(want).max(), against="float64")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_program_prints_small_differences(example, capsys):
     example.main()
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())

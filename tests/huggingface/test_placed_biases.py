@@ -6,7 +6,7 @@ import pytest
 
 from helpers.closeness import assert_within
 from helpers.placed_biases import ROWS, attended, names_of, rounded
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import recorded
 
 CASES = [(case.pop("row"), case) for case in recorded.cases("placed_biases")]
@@ -31,14 +31,14 @@ def test_every_row_is_recorded():
 
 @pytest.mark.parametrize(
     ("row", "case"),
-    [x if n % 2 else thorough(*x) for n, x in enumerate(x for x in CASES if x not in ROUNDED)],
+    [x if n % 2 else slow(*x) for n, x in enumerate(x for x in CASES if x not in ROUNDED)],
     ids=label,
 )
 def test_the_row_is_the_module(row, case):
     assert_within(attended(row, case), np.array(case["output"]), BOUND, against=row)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_falcon_rounds():
     ((row, case),) = ROUNDED
     falcon_alibi, want = names_of(row, case)["falcon_alibi"], np.array(case["output"])

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import rotations
 from oracles.encodings import query_scale
 from posenc_jax.hf import HeadScale, QueryScale, RotaryLayer, RotaryPlan, rotary_from_config
@@ -68,7 +68,7 @@ def rotate(layer, role="query", scaled=True, plan=MIXED, x=X, positions=AT, para
     [
         (MIXED, "query", True),
         (MIXED, "key", True),
-        thorough(MIXED, "query", False),
+        slow(MIXED, "query", False),
         (VALUES, "value", False),
         (VALUES, "output", False),
     ],

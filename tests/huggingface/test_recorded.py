@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from helpers import rope as checks
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import recorded
 from posenc_jax import hf
 
@@ -52,7 +52,7 @@ def test_plans(name):
     checks.check_plan(MODELS[name])
 
 
-@pytest.mark.parametrize(("name", "index"), [case if case in FIRST else thorough(*case) for case in TURNING])
+@pytest.mark.parametrize(("name", "index"), [case if case in FIRST else slow(*case) for case in TURNING])
 def test_rotations(name, index):
     checks.check_layer(MODELS[name], index)
 
@@ -90,7 +90,7 @@ def test_each_rope_type_is_recorded():
     assert kinds == {"default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -11,7 +11,7 @@ from jax import lax
 import posenc_jax as pe
 from helpers.attention import AT, CASES, NAMES, THERE, check, dense, drawn, outputs, tiled
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 
 ARRAYS, ALONG, WAY = drawn(0), drawn(1), drawn(2)
 ALL = tuple(range(len(NAMES)))
@@ -64,7 +64,7 @@ def compare(of, name, *arguments, tolerance=1e-10, program=quick):
     check(program(of(ours))(*arguments), quick(of(theirs))(*arguments), tolerance)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_first_derivatives_in_both_modes(name):
     compare(first, name, ARRAYS, ALONG)
@@ -78,7 +78,7 @@ def test_second_derivatives(name, mode):
     check(quick(hessian(ours, mode))(ARRAYS, ALONG), want, 1e-10)
 
 
-@pytest.mark.parametrize(("queries", "keys"), [(5, 7), thorough(7, 5), (0, 5), thorough(1, 4), thorough(6, 6)])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), slow(7, 5), (0, 5), slow(1, 4), slow(6, 6)])
 def test_uneven_lengths_under_a_large_bias(queries, keys):
     """e³⁰⁰ is beyond float32: what fills up a block of queries must not have it as a weight, nor a derivative of it."""
     rng = np.random.default_rng(queries)
@@ -106,13 +106,13 @@ def test_uneven_lengths_under_a_large_bias(queries, keys):
     check(got, want, 3e-4)  # scores around 300
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_forward_over_forward(name):
     compare(lambda f: lambda x, v, u: jax.jvp(lambda *x: jax.jvp(f, x, v)[1], x, u), name, ARRAYS, ALONG, WAY)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_third_derivatives(name):
     """Along one direction, of the Hessian along another."""
@@ -120,7 +120,7 @@ def test_third_derivatives(name):
     compare(of, name, ARRAYS, ALONG, WAY)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("operands", [["value", "slopes", "sinks"], ["query", "key", "scale"]])
 def test_each_operand_alone(operands):
     """What does not move has a tangent of None, and no cotangent."""
@@ -144,14 +144,14 @@ def test_each_operand_alone(operands):
         check(a, b, 1e-10, f"JAX's derivative by {name} alone")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_linearize(name):
     of = lambda f: lambda x, v: jax.linearize(f, *x)[1](*v)  # noqa: E731
     compare(of, name, ARRAYS, ALONG)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_jacobians_in_both_modes(name):
     def of(f, jac):
@@ -164,7 +164,7 @@ def test_jacobians_in_both_modes(name):
     check(forward, quick(functools.partial(of, theirs, jax.jacrev))(), 1e-10)
 
 
-@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+@pytest.mark.parametrize("program", [slow(lambda f: f), quick], ids=["eagerly", "jit"])
 def test_no_derivative_by_positions_and_segments(program):
     """Integers have tangents of `float0`, which are passed over."""
     f = lambda q, i: tiled("plain", q, *ARRAYS[1:], i=i)[0]  # noqa: E731
@@ -217,19 +217,19 @@ def test_first_derivatives_in_a_scan_of_remat():
     compare(lambda f: first(TRANSFORMS["scan of remat"](f)), "everything", ARRAYS, ALONG)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TRANSFORMS)
 def test_inside_other_transformations(how):
     compare(both_orders(TRANSFORMS[how]), "everything", ARRAYS, ALONG)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_eagerly(name):
     compare(first, name, ARRAYS, ALONG, program=lambda f: f)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_without_jit(name):
     ours, theirs = functions(name)
@@ -256,7 +256,7 @@ def batch_of(arrays, axes):
     return tuple(x if a is None else np.stack([x, 1 - x, 0.5 * x], a) for x, a in zip(arrays, axes, strict=True))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", MAPS)
 def test_any_operand_may_be_mapped(mapped):
     """The derivative of the mapped function: what is not mapped gets the sum of the cotangents of all."""
@@ -264,7 +264,7 @@ def test_any_operand_may_be_mapped(mapped):
     compare(lambda f: first(jax.vmap(f, axes)), "everything", batch_of(ARRAYS, axes), batch_of(ALONG, axes))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", MAPS)
 def test_derivatives_may_be_mapped(mapped):
     """The mapped derivative, of second order too: what is not mapped gets a cotangent for each."""
@@ -273,7 +273,7 @@ def test_derivatives_may_be_mapped(mapped):
     compare(of, "everything", batch_of(ARRAYS, axes), batch_of(ALONG, axes))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "everything"])
 def test_maps_of_maps(name):
     """Over queries, over parameters of the bias and sinks, and a derivative between the two."""
@@ -283,7 +283,7 @@ def test_maps_of_maps(name):
     compare(of, name, batch_of(ARRAYS, axes), batch_of(ALONG, axes))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_tangents_and_cotangents_alone_may_be_mapped():
     def of(f):
         def run(x, v, u):
@@ -300,7 +300,7 @@ def test_tangents_and_cotangents_alone_may_be_mapped():
 # Lower precision
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("wide", [False, True])
 def test_tangents_in_other_dtypes(dtype, wide):
@@ -319,7 +319,7 @@ def test_tangents_in_other_dtypes(dtype, wide):
     check(((y, residual), h), want, 12 * eps if dtype != jnp.float32 else 2e-5)
 
 
-@pytest.mark.parametrize("size", [1e3, thorough(1e20)])
+@pytest.mark.parametrize("size", [1e3, slow(1e20)])
 def test_masked_keys_have_no_part_in_tangents(size):
     """Keys that no query sees may be anything finite, as in a cache that is not full yet."""
     q, k, v, *_ = (x.astype(np.float32) for x in ARRAYS)
@@ -334,8 +334,8 @@ def test_masked_keys_have_no_part_in_tangents(size):
     check(tangent(far), np.asarray(tangent(k)), 1e-6, "other masked keys")
 
 
-@pytest.mark.parametrize(("first", "low"), [(0, 0), thorough(8, 0), thorough(8, -12), thorough(24, -5)])
-@pytest.mark.parametrize("size", [thorough(10), 30])
+@pytest.mark.parametrize(("first", "low"), [(0, 0), slow(8, 0), slow(8, -12), slow(24, -5)])
+@pytest.mark.parametrize("size", [slow(10), 30])
 def test_tangents_in_16_bits_with_a_common_offset(first, low, size):
     """Real keys have means, which change all scores of a query alike and so no weight; the first may have another."""
     q, k, v, t = (np.random.default_rng(n).normal(size=(1, 64, 2, 16)) for n in range(4))

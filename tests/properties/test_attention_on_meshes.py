@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.attention import NAMES, check
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
@@ -74,7 +74,7 @@ def placed(mesh, arrays, specs):
     ("layout", "kind", "order"),
     [
         ("whole parameters", AxisType.Explicit, 1),
-        *(thorough(layout, kind, 2) for layout in LAYOUTS for kind in (AxisType.Explicit, AxisType.Auto)),
+        *(slow(layout, kind, 2) for layout in LAYOUTS for kind in (AxisType.Explicit, AxisType.Auto)),
     ],
     ids=str,
 )
@@ -94,7 +94,7 @@ def test_on_a_mesh(layout, kind, order):
     check(got, want[: 2 + order], 2e-5, "one device")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["both", "whole parameters"])
 def test_eagerly_on_a_mesh(layout):
     specs, _ = LAYOUTS[layout]
@@ -126,7 +126,7 @@ def test_what_must_be_sharded_as_the_query(name, spec, message):
                 f(*x)
 
 
-@pytest.mark.parametrize("spec", [P(D, H), thorough(P(None, H))], ids=str)
+@pytest.mark.parametrize("spec", [P(D, H), slow(P(None, H))], ids=str)
 def test_a_mask_may_be_sharded_as_the_query(spec):
     q, k, v, *_ = drawn(0)
     mask = np.random.default_rng(2).random((BATCH if spec[0] else 1, HEADS, LENGTH, LENGTH)) < 0.7
@@ -168,13 +168,13 @@ def inside(layout):
     return jax.shard_map(local, mesh=mesh_of(AxisType.Auto), in_specs=specs, out_specs=(rows, rows))
 
 
-@pytest.mark.parametrize(("layout", "order"), [("queries and heads", 1), *(thorough(layout, 2) for layout in MANUAL)])
+@pytest.mark.parametrize(("layout", "order"), [("queries and heads", 1), *(slow(layout, 2) for layout in MANUAL)])
 def test_derivatives_of_shard_map(layout, order):
     got = quick(derivatives(inside(layout), order))(drawn(0), drawn(1))
     check(got, on_one_device(drawn(0), drawn(1))[: 2 + order], 2e-5, "one device")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", MANUAL)
 def test_derivatives_in_shard_map(layout):
     """The derivative is taken inside, where a loss is summed over devices."""
@@ -200,8 +200,8 @@ def test_derivatives_in_shard_map(layout):
     np.testing.assert_allclose(along, sum(np.sum(a * b) for a, b in zip(want, drawn(1), strict=True)), rtol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [BATCH, thorough(1)])
-@pytest.mark.parametrize("alone", ["varies", thorough("is whole")])
+@pytest.mark.parametrize("batch", [BATCH, slow(1)])
+@pytest.mark.parametrize("alone", ["varies", slow("is whole")])
 @pytest.mark.parametrize("name", tiered(["query", "value", "slopes", "sinks", "scale"], ["sinks"]))
 def test_one_operand_that_varies_or_is_whole(name, alone, batch):
     """What is whole on all devices gets the sum of their cotangents."""
@@ -252,7 +252,7 @@ def test_tiles_are_not_skipped_where_devices_would_wait():
     check(along, np.stack([np.vdot(a, slopes) for a in each]), 2e-5, "one after the other")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=str)
 def test_a_mapped_axis_that_is_split(kind):
     """`jax.vmap` of a gradient over an axis that a mesh splits, by `spmd_axis_name`."""
@@ -271,7 +271,7 @@ def test_a_mapped_axis_that_is_split(kind):
         check(jax.tree.map(lambda y, n=n: y[n], got), on_one_device(one, one)[:3], 2e-5, f"row {n} alone")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_bias_may_name_a_mapped_axis():
     def gradient(q, k, v, row=None):
         def f(q, k, v):
@@ -305,7 +305,7 @@ def test_a_gradient_exports():
     assert [y.shape for y in whole.out_avals] == [y.shape for y in whole.in_avals]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("order", ["gradient", "hessian"])
 def test_export_for_every_platform(order, wide):

@@ -12,12 +12,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import posenc_jax as pe
 from helpers.biases import BIASES, CASES, FAR, HEADS, NEAR, RATE, SCALE, facts
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles.biases import bucket, exact_tile
 
 RNG = np.random.default_rng(0)
 GIVEN = {name: parameters for name, (_, parameters) in CASES.items()}
-PROGRAMS = pytest.mark.parametrize("program", [jax.jit, thorough(lambda f: f)], ids=["jit", "eager"])
+PROGRAMS = pytest.mark.parametrize("program", [jax.jit, slow(lambda f: f)], ids=["jit", "eager"])
 
 
 def sides(name, *positions):
@@ -38,7 +38,7 @@ def check(got, want, name):
         np.testing.assert_array_equal(got, want, err_msg=name)
 
 
-@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("program", [quick, slow(lambda f: f)], ids=["jit", "eager"])
 def test_every_bias_has_the_values_of_its_formula(program):
     """Near 0 and at the ends of int32; what only one bias promises stands in tests/unit/biases."""
     each = {name: bias.beside(HEADS) for name, bias in BIASES.items()}
@@ -52,12 +52,12 @@ def test_every_bias_has_the_values_of_its_formula(program):
 
 @pytest.mark.parametrize(
     ("program", "of_tile"),
-    [(jax.jit, jax.jit), thorough(lambda f: f, jax.jit), thorough(lambda f: f, lambda f: f)],
+    [(jax.jit, jax.jit), slow(lambda f: f, jax.jit), slow(lambda f: f, lambda f: f)],
     ids=["jit", "tiles by jit", "eager"],
 )
 @pytest.mark.parametrize(
     ("rows", "columns"),
-    [thorough(slice(3, 4), slice(5, 6)), (slice(2, 9), slice(1, 9)), thorough(slice(0, 2), slice(None))],
+    [slow(slice(3, 4), slice(5, 6)), (slice(2, 9), slice(1, 9)), slow(slice(0, 2), slice(None))],
     ids=["one", "seven by eight", "two rows"],
 )
 def test_a_tile_has_the_bits_of_that_tile_of_the_whole(rows, columns, program, of_tile):
@@ -91,7 +91,7 @@ def scanned(q, k, given):
     return lax.scan(lambda _, qk: (0, rows(*qk)), 0, (q, k))[1]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [vmapped, scanned])
 def test_positions_of_each_batch_in_other_programs(program):
     got = jax.jit(program)(NEAR.reshape(2, 3, 4), NEAR[:18].reshape(2, 9), GIVEN)
@@ -116,7 +116,7 @@ def test_no_queries_or_no_keys():
         assert shapes == dict.fromkeys(CASES, (HEADS, n, m))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_programs_of_no_queries_or_no_keys():
     for n, m in ((0, 4), (4, 0), (0, 0)):
         assert {x.shape for x in jax.jit(every)(NEAR[:n], NEAR[:m], GIVEN).values()} == {(HEADS, n, m)}
@@ -135,7 +135,7 @@ def test_translations_change_nothing(program):
             check(want, np.swapaxes(want, 1, 2), name)
 
 
-@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("program", [quick, slow(lambda f: f)], ids=["jit", "eager"])
 def test_float_positions_and_dtypes(program):
     names = [name for name in CASES if not facts(name).absolute and not facts(name).sided]
     halves, floats = NEAR.astype(np.float32) + np.float32(0.5), NEAR.astype(np.float32)
@@ -159,7 +159,7 @@ def test_positions_of_any_integer_dtype(name):
 
 
 @PROGRAMS
-@pytest.mark.parametrize("dtype", [np.uint32, thorough(np.int64 if jax.config.jax_enable_x64 else np.int32)])
+@pytest.mark.parametrize("dtype", [np.uint32, slow(np.int64 if jax.config.jax_enable_x64 else np.int32)])
 def test_traced_wide_integers(dtype, program):
     wide = NEAR.astype(dtype)
     want, got = program(every)(NEAR, NEAR, GIVEN), quick(every)(wide, wide, GIVEN)
@@ -237,7 +237,7 @@ def test_derivatives_by_positions_are_finite():
         assert len(pair) == 2 and np.all(np.isfinite(pair)), name
 
 
-@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("program", [quick, slow(lambda f: f)], ids=["jit", "eager"])
 def test_derivative_by_a_position_of_a_power(program):
     power = lambda p: pe.kerple_power(p, *np.float32([[1.0], [2.0], [0.5]]))[0, 0, 0]  # noqa: E731
     np.testing.assert_allclose(program(jax.grad(power))(np.float32([5.0])), [-0.5], rtol=1e-6)

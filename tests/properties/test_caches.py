@@ -13,7 +13,7 @@ import posenc_jax as pe
 from helpers.biases import CASES, HEADS
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 
 RNG = np.random.default_rng(0)
 BATCH, SEQ, DIM = 2, 37, 8
@@ -62,7 +62,7 @@ def by_row(y):
 
 
 @pytest.mark.parametrize("name", BIASES)
-@pytest.mark.parametrize("slots", [thorough(8), 11])
+@pytest.mark.parametrize("slots", [slow(8), 11])
 def test_a_ring_of_slots(slots, name):
     window = (7, 0)  # eight keys; a longer ring holds keys that the window hides
 
@@ -84,7 +84,7 @@ def test_a_ring_of_slots(slots, name):
     np.testing.assert_array_equal(keys, whole_keys[:, places])
 
 
-@pytest.mark.parametrize("place", [0, thorough(-1), thorough(-EMPTY)])
+@pytest.mark.parametrize("place", [0, slow(-1), slow(-EMPTY)])
 def test_an_empty_slot_needs_a_position_that_no_query_sees(place):
     """The control: with any position before the query, zeros that no one wrote take part."""
 
@@ -103,7 +103,7 @@ def test_an_empty_slot_needs_a_position_that_no_query_sees(place):
 
 @pytest.mark.parametrize("name", BIASES)
 @pytest.mark.parametrize(
-    ("size", "window"), [thorough(8, (None, None)), (8, (10, 0)), thorough(1, (None, None)), thorough(40, (10, 0))]
+    ("size", "window"), [slow(8, (None, None)), (8, (10, 0)), slow(1, (None, None)), slow(40, (10, 0))]
 )
 def test_a_prompt_in_chunks(size, window, name):
     """Slots that are not written yet are after the queries of the chunk, and so are those beyond the prompt."""
@@ -149,7 +149,7 @@ def alone(name):
 
 
 PADDED = pytest.mark.parametrize(
-    ("program", "row_by_row"), [(jax.jit, in_the_batch), thorough(lambda f: f, alone)], ids=["jit", "eager"]
+    ("program", "row_by_row"), [(jax.jit, in_the_batch), slow(lambda f: f, alone)], ids=["jit", "eager"]
 )
 
 
@@ -204,7 +204,7 @@ def test_prompts_padded_on_the_right(name, program, row_by_row):
 
 
 @PADDED
-@pytest.mark.parametrize("by_segments", [thorough(False), True])
+@pytest.mark.parametrize("by_segments", [slow(False), True])
 @pytest.mark.parametrize("name", BIASES)
 def test_prompts_padded_on_the_left(by_segments, name, program, row_by_row):
     """Tokens are counted from the first. Padding is in another segment, or at a position that no query sees."""

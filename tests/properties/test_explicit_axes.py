@@ -16,7 +16,7 @@ from helpers import pages
 from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
@@ -205,13 +205,13 @@ def test_what_is_split_splits_the_result(mesh, f, arguments, index, axis):
 
 
 @pytest.mark.parametrize(
-    ("f", "arguments", "index", "axis"), [x if i in (0, 3) else thorough(*x) for i, x in enumerate(SPLIT)]
+    ("f", "arguments", "index", "axis"), [x if i in (0, 3) else slow(*x) for i, x in enumerate(SPLIT)]
 )
 def test_what_may_be_split(mesh, f, arguments, index, axis):
     check_split(quick(f), arguments, index, axis)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("f", "arguments", "index", "axis"), SPLIT)
 def test_what_may_be_split_by_eager_calls(mesh, f, arguments, index, axis):
     check_split(f, arguments, index, axis)
@@ -243,7 +243,7 @@ APART = [
 APART += [case for bias in EACH_BIAS.values() for case in bias.apart()]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(("f", "fitting", "apart", "names"), APART)
 def test_arguments_that_split_a_result_as_it_may_be(mesh, f, fitting, apart, names):
     plain = [x[0] if isinstance(x, tuple) else x for x in fitting]
@@ -252,7 +252,7 @@ def test_arguments_that_split_a_result_as_it_may_be(mesh, f, fitting, apart, nam
         assert_within(a, b, 1e-5 * np.abs(b) + 1e-5, against="one device")
 
 
-@pytest.mark.parametrize("program", [jax.jit, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("program", [jax.jit, slow(lambda f: f)], ids=["jit", "eager"])
 @pytest.mark.parametrize(("f", "fitting", "apart", "names"), APART)
 def test_arguments_that_split_a_result_in_two_ways(mesh, f, fitting, apart, names, program):
     message = f"{names} must be sharded alike where they share an axis of the result, and over no Explicit axis"
@@ -331,17 +331,17 @@ def check_more_leading_axes(program, specs):
     assert_within(program(f)(one, one, one), y[:1], 1e-6, against="jax.vmap over the first axis, of one")
 
 
-@pytest.mark.parametrize("specs", [[P(D, None, None, H)], thorough([P(D)])], ids=str)
+@pytest.mark.parametrize("specs", [[P(D, None, None, H)], slow([P(D)])], ids=str)
 def test_attention_with_more_leading_axes(mesh, specs):
     check_more_leading_axes(quick, specs)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_eager_attention_with_more_leading_axes(mesh):
     check_more_leading_axes(lambda f: f, [P(D, None, None, H), P(D)])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_eager_derivative_by_slopes_that_are_split(causal):
     x, slopes = np.random.default_rng(0).normal(size=(8, 17, 8, 4)).astype(np.float32), 0.1 + 0.1 * np.arange(8)
@@ -369,15 +369,15 @@ def derivatives(q, k, v, dy):
     return y, *transpose(dy)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv_heads", "q_spec", "k_spec", "v_spec", "collectives"),
     [
-        thorough(8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
-        thorough(4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
+        slow(8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
+        slow(4, ROWS, ROWS, OF_HEADS, {"all-gather"}),
         (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
-        thorough(1, OF_HEADS, P(), P(), {"all-reduce"}),
-        thorough(1, P(D), P(D), P(D), set()),
+        slow(1, OF_HEADS, P(), P(), {"all-reduce"}),
+        slow(1, P(D), P(D), P(D), set()),
     ],
 )
 def test_attention_to_keys_that_are_whole(mesh, kv_heads, q_spec, k_spec, v_spec, collectives):
@@ -408,7 +408,7 @@ def attend(q, i, j, bias, causal):
     return pe.attention(q, q, q, bias=OF_ATTENTION[bias], block_size=8, **sides)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(("bias", "i_spec"), [("none", P(D)), ("t5", P(D)), ("sandwich", P())])
 @pytest.mark.parametrize("causal", [False, True])

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import biases, cameras, rotations
 
 RNG = np.random.default_rng(0)
@@ -306,20 +306,20 @@ def test_beside_differences_in_float64(name):
     check(name, PROGRAMS["jit"], quick, reverse=False)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["scan"])
 def test_inside_other_transformations(how):
     check("half", PROGRAMS[how], quick, reverse=False)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("how", PROGRAMS)
 @pytest.mark.parametrize("name", CASES)
 def test_every_order_inside_every_transformation(name, how):
     check(name, PROGRAMS[how], quick)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_eagerly(name):
     check(name, PROGRAMS["jit"], lambda f: f)
@@ -345,7 +345,7 @@ def test_the_same_bits_with_and_without_jit(name):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("program", [thorough(lambda f: f), jax.jit], ids=["eagerly", "jit"])
+@pytest.mark.parametrize("program", [slow(lambda f: f), jax.jit], ids=["eagerly", "jit"])
 def test_the_derivative_in_x_is_the_rotation_itself(program):
     x, v = normal(2, 7, 3, 16), normal(2, 7, 3, 16)
     f = lambda x: pe.rotary(x, np.arange(2_000_000_000, 2_000_000_007), 8, head_axis=-2)  # noqa: E731
@@ -362,13 +362,13 @@ def test_the_derivative_in_x_is_the_rotation_itself(program):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
 @pytest.mark.parametrize(
     "f",
     [
         functools.partial(pe.rotary, head_axis=-2),
-        thorough(lambda x, p, w: pe.rotary(x, cos_sin=pe.cos_sin(p, w), head_axis=-2)),
-        thorough(lambda x, p, w: pe.xpos(x, x, p, w, head_axis=-2)[1]),
+        slow(lambda x, p, w: pe.rotary(x, cos_sin=pe.cos_sin(p, w), head_axis=-2)),
+        slow(lambda x, p, w: pe.xpos(x, x, p, w, head_axis=-2)[1]),
     ],
     ids=["rotary", "waves", "xpos"],
 )
@@ -381,8 +381,8 @@ def test_a_tangent_in_16_bits_is_rounded_once(f, dtype):
     assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01  # 1e-7 may cross a boundary
 
 
-@pytest.mark.parametrize("program", [thorough(lambda f: f), jax.jit], ids=["eagerly", "jit"])
-@pytest.mark.parametrize(("layout", "pair"), [("half", [2, 6]), thorough("interleaved", [2, 3])])
+@pytest.mark.parametrize("program", [slow(lambda f: f), jax.jit], ids=["eagerly", "jit"])
+@pytest.mark.parametrize(("layout", "pair"), [("half", [2, 6]), slow("interleaved", [2, 3])])
 def test_nothing_leaks_out_of_a_pair(layout, pair, program):
     x, v = normal(1, 4, 1, 10), normal(1, 4, 1, 10)
     x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf  # 8 and 9 pass through
@@ -439,7 +439,7 @@ def test_batches_turn_as_each_alone(axes):
         assert_within(got, want, 1e-5 * (1 + np.abs(want).max()), against="one after the other")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(None, 0, 0), (None, None, 0), (None, 0, None), (0, None, None)])
 def test_batches_that_explicit_axes_split(axes, on_cpu):
     arrays = normal(2, 5, 1, 8), MIXED, np.geomspace(1, 0.1, 4).astype(np.float32)
@@ -460,7 +460,7 @@ def test_batches_that_explicit_axes_split(axes, on_cpu):
         assert_within(a, b, 1e-5 * (1 + np.abs(b).max()), against="one device")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_without_jit():
     want = both(functools.partial(pe.rotary, head_axis=-2), BIG, WAYS[0])
     with jax.disable_jit():
@@ -493,10 +493,10 @@ def mesh(kind):
 
 SPLIT = [
     (P("d", None, "h"), P("d")),
-    thorough(P("d", None, "h"), P()),
-    thorough(P(None, None, "h"), P("d")),
-    thorough(P(), P("d", "h")),
-    thorough(P(None, "d"), P()),
+    slow(P("d", None, "h"), P()),
+    slow(P(None, None, "h"), P("d")),
+    slow(P(), P("d", "h")),
+    slow(P(None, "d"), P()),
 ]
 BIG = normal(4, 8, 4, 8), RNG.uniform(-3, 3, (4, 8)).astype(np.float32), np.geomspace(1, 0.1, 4).astype(np.float32)
 WAYS = [tuple(normal(*x.shape) for x in BIG) for _ in range(2)]
@@ -513,7 +513,7 @@ def assert_as_on_one_device(got):
         assert_within(a, b, 1e-4 + 1e-4 * np.abs(b), against="one device")
 
 
-@pytest.mark.parametrize("kind", [thorough(AxisType.Auto), AxisType.Explicit])
+@pytest.mark.parametrize("kind", [slow(AxisType.Auto), AxisType.Explicit])
 @pytest.mark.parametrize(("x_spec", "p_spec"), SPLIT)
 def test_on_a_mesh(kind, x_spec, p_spec, on_cpu):
     specs = (x_spec, p_spec, P())
@@ -555,7 +555,7 @@ def test_in_shard_map(x_spec, p_spec, on_cpu):
     assert_as_on_one_device(quick(lambda a, v: both(f, a, v))(BIG, WAYS[0]))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_x_that_is_one_for_all_devices(on_cpu):
     """`rotary` itself makes x vary, where only positions do."""
     m = mesh(AxisType.Auto)
@@ -595,8 +595,8 @@ def derivatives_of_bias(f, i, j, parameters, v):
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        *(("t5", "shard_map"), thorough("fire", "explicit"), thorough("t5", "auto"), thorough("t5", "explicit")),
-        *(thorough("fire", "auto"), thorough("fire", "shard_map")),
+        *(("t5", "shard_map"), slow("fire", "explicit"), slow("t5", "auto"), slow("t5", "explicit")),
+        *(slow("fire", "auto"), slow("fire", "shard_map")),
     ],
 )
 def test_learned_biases_on_a_mesh(name, mode, on_cpu):
@@ -621,7 +621,7 @@ def test_learned_biases_on_a_mesh(name, mode, on_cpu):
         assert_within(a, b, 1e-4 + 1e-5 * np.abs(b).max(), against="one device")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_learned_biases_that_each_row_of_a_batch_has_to_itself(name):
     """Mapped parameters at the same positions, and the same parameters at mapped positions."""
@@ -648,7 +648,7 @@ def test_what_derivatives_of_learned_biases_keep(name):
     assert sum(x.size for x in kept) <= n * 64**2 + 1024
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_an_exported_derivative_of_a_learned_bias(name):
     f, parameters, _ = LEARNED[name]
@@ -662,7 +662,7 @@ def test_an_exported_derivative_of_a_learned_bias(name):
 # Exports
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exported_derivative():
     f = jax.jit(lambda a, v: both(functools.partial(pe.rotary, head_axis=-2), a, v))
     exported = export.export(f, platforms=("cpu", "cuda", "tpu"))(BIG, WAYS[0])
@@ -672,7 +672,7 @@ def test_an_exported_derivative():
     assert_as_on_one_device(got)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exported_function_with_its_derivative():
     exported = export.export(jax.jit(functools.partial(pe.rotary, head_axis=-2)))(*BIG)
     loaded = export.deserialize(exported.serialize(vjp_order=1))

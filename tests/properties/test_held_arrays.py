@@ -13,7 +13,7 @@ import posenc_jax.nnx
 import posenc_jax.plot
 from helpers.biases import BIASES
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from posenc_jax.hf import QueryScale
 
 AT, X = np.arange(6, dtype=np.int32), np.random.default_rng(0).normal(size=(6, 2, 8)).astype(np.float32)
@@ -122,7 +122,7 @@ def test_an_object_may_stand_for_its_array(name):
         assert jax.eval_shape(partial(f, *arguments)) == want
 
 
-@pytest.mark.parametrize("hold", [Held, thorough(nnx.Param)])
+@pytest.mark.parametrize("hold", [Held, slow(nnx.Param)])
 @pytest.mark.parametrize("name", tiered(CALLS, ["alibi", "add_learned", "positions_from_lengths"]))
 def test_the_array_that_an_object_holds(name, hold):
     f, *arrays = CALLS[name]
@@ -131,7 +131,7 @@ def test_the_array_that_an_object_holds(name, hold):
         jax.tree.map(np.testing.assert_array_equal, f(*arguments), want)
 
 
-@pytest.mark.parametrize("program", [quick, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("program", [quick, slow(lambda f: f)], ids=["jit", "eager"])
 @pytest.mark.parametrize("hold", [Held, nnx.Param])
 def test_attention_of_flax(hold, program):
     attend = pe.nnx.positional_attention(rotation=8, bias=partial(pe.alibi, heads=2))
@@ -153,7 +153,7 @@ def test_what_they_hold_is_checked():
         pe.nnx.RotaryEncoding(nnx.Param(jax.device_put(W)), head_axis=-2)  # type: ignore
 
 
-@pytest.mark.parametrize("program", [nnx.jit, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("program", [nnx.jit, slow(lambda f: f)], ids=["jit", "eager"])
 def test_a_gradient_by_what_a_parameter_holds(program):
     loss = lambda w: jnp.sum(rotary(X, AT, w) ** 3)  # noqa: E731
     got, want = program(nnx.grad(loss))(nnx.Param(jax.device_put(W))), program(jax.grad(loss))(jax.device_put(W))

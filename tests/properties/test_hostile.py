@@ -609,7 +609,7 @@ def check_slopes(kind, f, i, j, d, after, slope):
         np.testing.assert_allclose(got, want.reshape(x.shape), rtol=1e-5, atol=1e-6 + 1e-5 * np.abs(ct * by_i).sum())
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, bias in BIASES.items() if bias.slope])
 @pytest.mark.parametrize("kind", ["grad", "jvp", *EAGER])
 def test_slopes_of_biases_at_drawn_positions(kind, name):
@@ -892,7 +892,7 @@ def test_traced_positions_outside_int32_are_nan_and_known_ones_refused(dtype):
                     call(refused, ROWS[:3, :4], "half")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_no_nan_on_the_way_to_a_number():
     p = np.array([0.0, -0.0, 0.5, 1e-40, 2.0**31 - 128, -(2.0**31), 1e6 + 0.25, 3.0], np.float32)
     x = np.resize(ROWS, (8, 8)).astype(np.float32)
@@ -966,7 +966,7 @@ def test_no_operation_of_any_derivative_gives_nan(name):
         assert np.isfinite(x).all() and x.any()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FREELY)
 def test_no_nan_on_the_way_of_any_derivative(name):
     f, *floats = FREELY[name]
@@ -1139,7 +1139,7 @@ def by_frequencies_of_the_first_row(w, at):
     return {name: jax.grad(lambda w, f=call: jnp.sum(f(w)[0]))(w) for name, call in calls.items()}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [NAN, INF])
 def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(p):
     w = np.float32([0.5, 2.0])

@@ -118,7 +118,7 @@ def test_sinusoidal_of_every_spectrum(spectrum, way, dtype, data):
     assert_within(added, exact, float(jnp.finfo(dtype).eps) * (1 + np.abs(exact).max()), against=f"x + PE of {MPMATH}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @profile(12)
 @given(
     spectra(), LAYOUT, st.sampled_from(FLOATS), st.sampled_from([0, 2, 3, 8]), st.booleans(), st.booleans(), st.data()
@@ -300,7 +300,7 @@ OF_ONE = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ONE)
 def test_reverse_mode_gives_the_whole_jacobian(name):
     call, (x, along), step = OF_ONE[name], normal(2, 1, 4, 2, 8), np.float32(2**-8)

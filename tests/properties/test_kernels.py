@@ -22,7 +22,7 @@ import posenc_jax as pe
 from helpers.biases import TABLE
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import spectra
 from oracles.encodings import waves
 from oracles.rotations import rotate
@@ -79,7 +79,7 @@ def derivatives(f, *arguments):
 @OF_TPU
 @pytest.mark.parametrize(
     ("name", "of"),
-    [thorough("alibi", value), *(thorough(name, derivatives) for name in (None, "alibi", "t5"))],
+    [slow("alibi", value), *(slow(name, derivatives) for name in (None, "alibi", "t5"))],
 )
 def test_flash_attention(interpreted, name, of):
     bias, parameters = BIASES.get(name, (None, ()))
@@ -92,7 +92,7 @@ def test_flash_attention(interpreted, name, of):
 
 
 @OF_TPU
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_flash_attention_scales_its_bias(interpreted):
     """The controls: without dividing by the scale, or with the scale it has by default, another result and no error."""
     i = jnp.arange(SEQ)
@@ -120,10 +120,10 @@ def local(shape):
 @pytest.mark.parametrize(
     ("mask", "given", "settings"),
     [
-        thorough(splash.CausalMask, {}, {}),
+        slow(splash.CausalMask, {}, {}),
         (local, {}, {"window": (63, 0)}),
-        thorough(splash.CausalMask, {"attn_logits_soft_cap": 1.5}, {"logits_soft_cap": 1.5}),
-        thorough(splash.CausalMask, {"segments": IDS}, {"query_segments": IDS, "key_segments": IDS}),
+        slow(splash.CausalMask, {"attn_logits_soft_cap": 1.5}, {"logits_soft_cap": 1.5}),
+        slow(splash.CausalMask, {"segments": IDS}, {"query_segments": IDS, "key_segments": IDS}),
     ],
     ids=["causal", "window", "cap", "segments"],
 )
@@ -135,14 +135,14 @@ def test_splash_attention(mask, given, settings):
 
 
 @OF_TPU
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_splash_attention_does_not_scale_the_query():
     unscaled = quick(functools.partial(by_splash, mask=splash.CausalMask, scale=1.0, interpret=True))
     assert np.abs(unscaled(Q, K, V) - ours(Q, K, V)).max() > 0.5
 
 
 @OF_TPU
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_derivatives_of_splash_attention():
     blocks = {f"block_{name}": 128 for name in "q kv kv_compute q_dkv kv_dkv kv_dkv_compute q_dq kv_dq".split()}
     sizes = splash.BlockSizes(**blocks)
@@ -210,7 +210,7 @@ def test_what_cudnn_does_not_take(cudnn, length, dtype, settings, match):
         exported(lambda *a: jax.vjp(forward, *a)[1](a[0]), "cuda", x, x, x, jax.ShapeDtypeStruct((4,), jnp.float32))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_same_operands_by_xla():
     slopes = BIASES["alibi"][1]
     q, k, v = (x.astype(jnp.bfloat16) for x in (Q, K, V))
@@ -219,7 +219,7 @@ def test_the_same_operands_by_xla():
     assert_within(got, want, 3e-2, against="attention")
 
 
-@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [slow(jnp.float32), jnp.bfloat16])
 def test_qk_norm_and_rope_in_one_kernel(dtype):
     """Beside the plain functions, and beside NumPy; the second sequence is far from the origin."""
     spec = importlib.util.spec_from_file_location(

@@ -126,7 +126,7 @@ PRIVATE = "_biases.formulas _flax.masks _frequencies.frequencies _rotary.cos_sin
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in ("hf", "kernels", "linen", "nnx", "plot", *PRIVATE))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_the_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(module))

@@ -10,14 +10,14 @@ import pytest
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from posenc_jax._jax import workarounds
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 SHAPE = (2, 256, 8, 64)
 TWO = [  # layouts and dtypes
     *(("half", jnp.float32), ("interleaved", jnp.bfloat16)),
-    *(thorough("half", jnp.bfloat16), thorough("interleaved", jnp.float32)),
+    *(slow("half", jnp.bfloat16), slow("interleaved", jnp.float32)),
 ]
 SEQ, EACH = np.arange(256), np.arange(512).reshape(2, 256)
 FRACTIONS = np.linspace(0, 100, 256, dtype=np.float32)
@@ -64,7 +64,7 @@ def test_derivatives_by_the_others_keep_x_once(compiled, dtype):
         assert sum(array.size * array.dtype.itemsize for array in arrays) <= x.nbytes + 4 * (256 + 64)
 
 
-@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+@pytest.mark.parametrize("program", [slow(lambda f: f), quick], ids=["eagerly", "jit"])
 def test_one_derivative_after_the_other(program):
     # JAX 0.10 keeps a traced call and mixes up its derivatives if those by x alone keep fewer arrays than the others.
     total = lambda x, p: jnp.sum(jnp.sin(pe.rotary(x, p, head_axis=-2)))  # noqa: E731
@@ -87,7 +87,7 @@ def test_one_derivative_after_the_other(program):
         np.testing.assert_allclose(other, of_p, atol=1e-5)
 
 
-@pytest.mark.parametrize("derivative", [thorough(False), True], ids=["forward", "both"])
+@pytest.mark.parametrize("derivative", [slow(False), True], ids=["forward", "both"])
 @pytest.mark.parametrize(("layout", "dtype"), TWO)
 def test_temporaries_are_small(layout, dtype, derivative):
     x = jax.ShapeDtypeStruct((1, 4096, 32, 128), dtype)
@@ -202,9 +202,9 @@ def test_one_pass_under_vmap(name):
 @pytest.mark.parametrize(
     ("axes", "dtype", "arguments", "most"),
     [
-        thorough(0, "float32", (0,), 1.2 if jax.__version_info__ >= (0, 12) else 3.3),
+        slow(0, "float32", (0,), 1.2 if jax.__version_info__ >= (0, 12) else 3.3),
         (0, "bfloat16", (0, 1, 2), 2.1 if jax.__version_info__ >= (0, 10, 2) else 3.2),
-        thorough(None, "float32", (0, 1, 2), 2.1),
+        slow(None, "float32", (0, 1, 2), 2.1),
     ],
 )
 def test_temporaries_of_a_batch(axes, dtype, arguments, most):
@@ -219,7 +219,7 @@ def test_temporaries_of_a_batch(axes, dtype, arguments, most):
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
 @pytest.mark.parametrize(("layout", "dtype"), TWO)
-@pytest.mark.parametrize("given", ["positions", thorough("cos_sin")])
+@pytest.mark.parametrize("given", ["positions", slow("cos_sin")])
 def test_layers_share_their_cosines_and_sines(given, dtype, layout):
     x, p = jax.ShapeDtypeStruct((8, 1, 4, 64), dtype), jax.ShapeDtypeStruct((8, 1), jnp.int32)
 

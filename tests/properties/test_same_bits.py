@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.of_positions import CASES, DIM, POSITIONS, SEQ, X
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from posenc_jax._numerics import sines
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
@@ -45,7 +45,7 @@ def together(*names):
     return f
 
 
-@pytest.fixture(params=[FEW, *(thorough((name,)) for name in CASES)], ids=lambda names: "; ".join(names))
+@pytest.fixture(params=[FEW, *(slow((name,)) for name in CASES)], ids=lambda names: "; ".join(names))
 def case(request):
     f, positions = together(*request.param), CASES[request.param[0]][1]
     return f, positions, jax.device_get(jax.jit(f)(positions, X))
@@ -66,14 +66,14 @@ def test_eager(case):
     check(f(positions, X), whole)
 
 
-@pytest.mark.parametrize("program", [jax.jit, thorough(lambda f: f)], ids=["jit", "eager"])
+@pytest.mark.parametrize("program", [jax.jit, slow(lambda f: f)], ids=["jit", "eager"])
 def test_one_row_at_a_time(case, program):
     f, positions, whole = case
     for i in range(0, SEQ, 5):
         check(program(f)(positions[i : i + 1], X[i : i + 1]), whole, slice(i, i + 1))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [2, 3, 7, 8, 9, 31])
 def test_prefixes_of_any_length(case, length):
     f, positions, whole = case
@@ -96,7 +96,7 @@ def test_vmap(case):
     check(jax.jit(jax.vmap(row_of(f)))(positions, X), whole)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_eager_vmap(case):
     f, positions, whole = case
     check(jax.vmap(row_of(f))(positions, X), whole)
@@ -109,7 +109,7 @@ def test_packed_in_any_shape(case, shape):
     check(jax.tree.map(lambda y: np.asarray(y).reshape(SEQ, DIM), packed), whole)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_remat_and_value_and_grad(case):
     f, positions, whole = case
 
@@ -120,7 +120,7 @@ def test_remat_and_value_and_grad(case):
     check(jax.jit(jax.value_and_grad(loss, has_aux=True))(X)[0][1], whole)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P("d"), P()], ids=str)
 def test_sharded_jit(case, on_cpu, spec):
     f, positions, _ = case

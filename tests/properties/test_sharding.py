@@ -24,7 +24,7 @@ from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.hopper import interpreted
 from helpers.quick import compiler_options, quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import cameras
 from posenc_jax import hf
 
@@ -260,7 +260,7 @@ def modes(name, shape):
     ("name", "shape", "modes"),
     [
         *((name, SHAPES[0], ["explicit"]) for name in FEW),
-        *(thorough(name, shape, ["explicit", *modes(name, shape)]) for name, shape in ON_MESHES),
+        *(slow(name, shape, ["explicit", *modes(name, shape)]) for name, shape in ON_MESHES),
     ],
 )
 def test_each_device_computes_its_part(name, shape, modes):
@@ -280,7 +280,7 @@ def test_each_device_computes_its_part(name, shape, modes):
                 np.testing.assert_array_equal(np.asarray(a), b, err_msg=mode)
 
 
-@pytest.mark.parametrize("name", [*CASES, *(thorough(name) for name in FORMS)])
+@pytest.mark.parametrize("name", [*CASES, *(slow(name) for name in FORMS)])
 def test_a_result_is_sharded_as_its_arguments(name):
     """On Explicit axes by JAX's rules, which each operation must follow. Nothing is compiled."""
     function, arguments, out = (CASES | FORMS)[name]
@@ -308,7 +308,7 @@ def test_control_a_table_of_the_global_length_is_caught():
         check_local(compiled, on_one("rotary, half")[0], 2)
 
 
-@pytest.mark.parametrize("steps", [thorough(1), 3])  # a loop of one step is none
+@pytest.mark.parametrize("steps", [slow(1), 3])  # a loop of one step is none
 def test_control_a_row_of_the_global_length_is_caught(steps):
     # Of integers, and each device uses its part of them: no more memory than the share of a large temporary.
     def step(i, x):
@@ -365,7 +365,7 @@ LEARNED = {
     ("name", "modes"),
     [
         ("t5", ["shard_map"]),
-        *(thorough(name, ["auto", "explicit", "shard_map"]) for name in LEARNED),
+        *(slow(name, ["auto", "explicit", "shard_map"]) for name in LEARNED),
     ],
 )
 def test_derivatives_by_parameters(name, modes):
@@ -399,7 +399,7 @@ def test_a_lookup_where_the_mapped_axis_alone_is_sharded(spmd):
     np.testing.assert_array_equal(added, x + TABLE[rows])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("spmd", [None, D])
 def test_an_eager_lookup_where_the_mapped_axis_alone_is_sharded(spmd):
     mesh, rows, x = mesh_of((8, 1, 1), MANY["explicit"]), NEAR[:, :50] % 50, X[:, :50]
@@ -412,7 +412,7 @@ def test_an_eager_lookup_where_the_mapped_axis_alone_is_sharded(spmd):
     np.testing.assert_array_equal(added, x + TABLE[rows])
 
 
-@pytest.mark.parametrize("table", [P(), thorough(P(None, H)), P(H)], ids=str)
+@pytest.mark.parametrize("table", [P(), slow(P(None, H)), P(H)], ids=str)
 def test_derivatives_of_a_lookup_on_explicit_axes(table):
     mesh, dy = mesh_of(kinds=MANY["explicit"]), X.astype(np.float64)
     want = np.zeros(TABLE.shape)
@@ -444,9 +444,9 @@ def attention_and_slope(q, k, v, dy, slopes, along=()):
 @pytest.mark.parametrize(
     ("mode", "along", "once"),
     [
-        thorough("auto", (), []),
-        thorough("explicit", (), []),
-        thorough("shard_map", (), []),
+        slow("auto", (), []),
+        slow("explicit", (), []),
+        slow("shard_map", (), []),
         ("shard_map", (D,), ["all-reduce"]),
     ],
 )
@@ -465,7 +465,7 @@ def test_attention_over_batch_and_heads(mode, along, once):
         assert_within(a, b, 1e-4 * np.abs(b) + bound, against=f"one device: {name}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "explicit", "shard_map"])
 def test_attention_alone_sends_nothing(mode):
     mesh, specs = mesh_of(kinds=MANY[mode]), (*[P(D, None, H)] * 3, ONE)
@@ -566,7 +566,7 @@ def test_a_ring_with_any_bias_in_any_order(name):
         assert_within(ring(*parts), want[:, order], 2e-6, against=f"one device, where eight have them {kind}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
 def test_a_ring_by_the_kernel_for_gpus(monkeypatch):
     """In interpret mode: parts, weights and outputs are rounded to bfloat16."""
@@ -583,7 +583,7 @@ def test_a_ring_by_the_kernel_for_gpus(monkeypatch):
     assert error <= 2 * least
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
 def test_a_ring_trains_by_the_kernel_for_gpus(monkeypatch):
     """In interpret mode: the gradients of queries, keys, values and slopes."""
@@ -608,7 +608,7 @@ def test_a_ring_trains_by_the_kernel_for_gpus(monkeypatch):
         assert np.linalg.norm(each - exact) < 0.01 * np.linalg.norm(exact)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_rings_over_batch_and_heads():
     def local(q, k, v, positions, segments, slopes):
         q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
@@ -628,7 +628,7 @@ def learned(i, j, slopes, table, kerple, mlp):
     return pe.alibi(i, j, slopes) + pe.t5(i, j, table) + pe.kerple_log(i, j, *kerple) + fire(i, j, *mlp)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_derivatives_of_a_ring_under_learned_biases():
     # 15 positions a device, 2 heads of keys; each device has other tiles in which nothing is seen.
     q, k, v, positions, segments = packed()
@@ -660,7 +660,7 @@ def of_tokens(i, j, q, gates, table):
     return relative + jnp.swapaxes(gates, 1, 2)[:, :, None]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_ring_with_a_bias_that_sees_the_tokens():
     """The data of keys go round with them, and their cotangents come home."""
     q, k, v, *rows = packed()
@@ -704,7 +704,7 @@ def test_what_a_ring_cannot_differentiate_it_refuses(by):
         jax.jit(jax.grad(f, by)).trace(q, SLOPES[:4])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_of_a_ring_grows_with_a_device_s_part():
     def held(devices, local):
         x, row = (jax.ShapeDtypeStruct(s, t) for s, t in (((1, devices * local, 1, 64), np.float32), ((devices * local,), np.int32)))  # fmt: skip
@@ -716,7 +716,7 @@ def test_memory_of_a_ring_grows_with_a_device_s_part():
     assert held(8, 4096) <= 2 * held(2, 2048)  # with its length, and not with that of the sequence
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_example_runs():
     out = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True, timeout=300).stdout
     (difference,) = re.findall(r"on 8 devices: largest difference from pe.attention on one (\S+)\n", out)

@@ -118,7 +118,7 @@ def assert_alike(got, want):
         assert_within(a, b, 1e-4 * (1e-2 + np.abs(b).max()), against="textbook RoPE")  # float32, thousands of terms
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [of_nnx, of_linen])
 def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
     results = []
@@ -143,7 +143,7 @@ def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
     assert any(float(jnp.abs(x).max()) > 1e-3 for x in jax.tree.leaves(ours[3]))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [of_nnx, of_linen])
 def test_without_positions_the_derivatives_are_others(of):
     """The control: RoPE matters in this network."""
@@ -193,7 +193,7 @@ def target_in_float64(parameters):
     return v - (end - start)[:, None, None] * (after - before) / (2 * h)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [True, False])
 @pytest.mark.parametrize("of", [of_nnx, of_linen])
 def test_a_training_step_of_mean_flow(of, stopped):
@@ -223,7 +223,7 @@ def test_a_training_step_of_mean_flow(of, stopped):
         assert_within(got, want, 2e-4 * length, against="differences in float64")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("of", [of_nnx, of_linen])
 def test_hessian_vector_products_beside_float64(of):
     apply, parameters = of(True)

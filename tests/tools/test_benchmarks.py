@@ -243,7 +243,7 @@ def test_the_report_without_what_is_missed(bench, result):
     assert bench.report.text([result]).endswith("## Missed\n\n- table, (131072,128), float32: not measured\n")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_figures(bench, result, tmp_path, monkeypatch):
     part = result | {"speed": result["speed"][1:], "growth": [], "accuracy": {}, "first": [], "memory": []}
     names = [path.name for path in bench.figures.draw(part, tmp_path, "part")]
@@ -288,7 +288,7 @@ def test_which_peer_has_which_case(bench):
     assert "textbook" not in of("rotary", (1, 64, 2, 8), layout="half")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_loop_turns_at_each_position_and_a_stack_projects(bench):
     """256 turns at p are one at 256 p; one further each time, at 256 p + (0 + 1 + … + 255)."""
     x, cases, loops = np.random.default_rng(0).standard_normal((2, 1, 2, 8), np.float32), bench.cases, bench.loops
@@ -605,7 +605,7 @@ def cases():
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_case_on_a_device_costs_no_other(tmp_path):
     """Whether its process ends, hangs or breaks the device, or its memory or time is too little."""
     folder, output = tmp_path / "benchmarks" / "flash", tmp_path / "flash.json"

@@ -6,7 +6,7 @@ import pytest
 from tools import bits
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("family", bits.COMPUTED, ids=lambda family: family.__name__)
 def test_every_family_can_be_drawn(family):
     assert bits.digest(list(family(np.random.default_rng(0)))) != bits.digest([])

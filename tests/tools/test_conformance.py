@@ -14,7 +14,7 @@ from flax import nnx
 
 from conformance import formulas, run, vectors
 from conformance.adapters import NotOffered, flax_nnx
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import attention, biases, encodings, rotations, spectra
 
 FOLDER = Path(run.__file__).parent
@@ -66,7 +66,7 @@ def test_this_library_passes_the_first_cases_of_every_function():
     assert not [line for line in judged if line[1] != run.PASSED]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("group", vectors.GROUPS)
 @pytest.mark.parametrize("shapes", ["rows repeated", "as they are"])
 def test_this_library_passes_every_case(group, shapes):
@@ -76,7 +76,7 @@ def test_this_library_passes_every_case(group, shapes):
     assert judged and not [line for line in judged if line[1] != run.PASSED]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("group", vectors.GROUPS)
 def test_the_vectors_are_what_the_formulas_give(group):
     committed = (vectors.FOLDER / f"{group}.json").read_text(encoding="utf-8")
@@ -277,7 +277,7 @@ WRONG = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_library_fails_every_case_that_shows_it(mistake):
     function, changes, pattern, *before = WRONG[mistake]
@@ -326,7 +326,7 @@ def test_what_is_not_offered_is_no_failure_and_an_error_is():
     assert nan[:2] == (run.FAILED, np.inf)
 
 
-@pytest.mark.parametrize("cases", [FIRSTS, thorough(CASES)], ids=["the first of each function", "all"])
+@pytest.mark.parametrize("cases", [FIRSTS, slow(CASES)], ids=["the first of each function", "all"])
 def test_what_flax_offers(cases, monkeypatch):
     """With a right RoPE all cases of the half layout, whole heads and no scaling; without one, none: no failure."""
 

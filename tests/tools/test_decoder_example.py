@@ -15,7 +15,7 @@ from flax import nnx
 from helpers.closeness import assert_within
 from helpers.hopper import interpreted
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import recorded
 
 for name in "safetensors", "tokenizers", "tqdm":
@@ -103,7 +103,7 @@ def counted(start=0):
 
 
 @pytest.mark.parametrize(
-    "name", [thorough("gemma3"), thorough("deepseek_v3"), thorough("llama"), thorough("cohere2"), thorough("gpt_neox")]
+    "name", [slow("gemma3"), slow("deepseek_v3"), slow("llama"), slow("cohere2"), slow("gpt_neox")]
 )
 def test_a_cache_gives_what_the_whole_text_gives(tmp_path, name):
     """In chunks and steps; rings are shorter than the text, and the whole text has no cache and no ring."""
@@ -122,9 +122,7 @@ def test_a_cache_gives_what_the_whole_text_gives(tmp_path, name):
     assert_within(np.concatenate(parts, 1), want, 1e-5, against="the whole text")
 
 
-@pytest.mark.parametrize(
-    ("devices", "dtype"), [thorough(4, "float32"), thorough(2, "float32"), thorough(4, "bfloat16")]
-)
+@pytest.mark.parametrize(("devices", "dtype"), [slow(4, "float32"), slow(2, "float32"), slow(4, "bfloat16")])
 def test_prompts_of_several_lengths_over_devices(tmp_path, devices, dtype):
     """Each as alone on one device, though padded, in another chunk, and a million positions on."""
     folder = write(tmp_path / "m", CONFIGS["cohere2"])
@@ -156,7 +154,7 @@ def test_attention_has_the_implementation_of_the_settings(name):
         nnx.eval_shape(make)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
 def test_the_kernel_for_gpus(tmp_path, monkeypatch):
     """In interpret mode, beside XLA: windows, a prompt that is padded, and the gradients of training."""
@@ -207,7 +205,7 @@ def test_the_first_word_keeps_its_space(capsys):
     assert capsys.readouterr().out == "a bc b\na bc\n\na c\n"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_small_model_is_written_and_read(tmp_path, capsys):
     small_model = pytest.importorskip("small_model")
     folder = small_model.folder(tmp_path / "m", steps=2)

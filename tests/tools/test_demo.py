@@ -100,7 +100,7 @@ def train_text(monkeypatch):
     return importlib.import_module("train_text")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_command(tmp_path, train_text):
     """As a user gives it, but for few steps, one layer, and less held-out text; all that is looked at is of one run."""
     folder = tmp_path / "new" / "folder"
@@ -114,7 +114,7 @@ def test_the_command(tmp_path, train_text):
     check_all(real, train_text)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_page_of_recorded_results(tmp_path, train_text, monkeypatch):
     """All that is written of a run, and none of its training."""
     results, folder = json.loads(RECORDED.read_text(encoding="utf-8")), tmp_path / "recorded"
@@ -292,7 +292,7 @@ def test_which_layers_share_a_bias(train_text):
     assert count == {"alibi": 1, "t5": 1, "kerple": 1, "fire": 2}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_biases_that_are_drawn(train_text):
     setup = train_text.Setup(width=16, heads=2, length=16)
     models = {name: train_text.Decoder(setup, train_text.VARIANTS[name], 0, 16) for name in BIASED}
@@ -327,7 +327,7 @@ def test_positions_reach_the_logits(name, train_text):
     assert abs(logits(name, train_text) - logits("none", train_text))[:, 1:].max() > 1e-3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_initial_weights_are_shared(train_text):
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16)
     own = {"positions", "attention_fn"}
@@ -341,7 +341,7 @@ def test_initial_weights_are_shared(train_text):
             np.testing.assert_array_equal(drawn, weights["none"][path], err_msg=f"{path} of {name}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_checks_pass(train_text):
     setup = train_text.Setup()
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as a user has them
@@ -358,7 +358,7 @@ def check_checks(checks):
     assert checks[8]["float32_formula"] > 0 and checks[9]["float32_formula"] > 1000
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_check_of_scores_finds_what_is_wrong(train_text, monkeypatch):
     checks = train_text.checks
     monkeypatch.setattr(pe, "rotary", lambda x, positions, head_axis: checks.textbook_rotary(x, positions))
@@ -366,7 +366,7 @@ def test_the_check_of_scores_finds_what_is_wrong(train_text, monkeypatch):
         assert not checks.scores(24, 0)["passed"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_check_of_decoding_finds_what_is_wrong(train_text, monkeypatch):
     checks, rotary = train_text.checks, functools.partial(pe.rotary, head_axis=-2)
     monkeypatch.setattr(pe, "rotary", lambda x, positions, head_axis: rotary(x, positions - positions[0]))
@@ -374,7 +374,7 @@ def test_the_check_of_decoding_finds_what_is_wrong(train_text, monkeypatch):
         assert not checks.decoding(24, 0)["passed"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_checks_of_biases_find_what_is_wrong(train_text, monkeypatch):
     checks, alibi, t5 = train_text.checks, pe.alibi, pe.t5
 
@@ -407,7 +407,7 @@ def check_page_is_complete_in_itself(real):
     assert "no answer" in text and "prefers-color-scheme: dark" in source
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_page_that_grows(tmp_path, train_text):
     """What is there before the first model, while others train, and once all are finished or the run is interrupted."""
     results = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -449,7 +449,7 @@ def check_output_ends_with_the_table_and_the_page(real):
     assert sorted(p.name for p in folder.iterdir()) == ["index.html", "results.json"]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(train_text, monkeypatch):
     monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=compiler_options()))
     setup = train_text.Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)
@@ -465,7 +465,7 @@ def test_the_same_seed_gives_the_same_numbers(train_text, monkeypatch):
     assert once == again and once[0] != other
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_interruption_keeps_what_is_finished(tmp_path):
     with subprocess.Popen(
         command(TINY, "--steps", 3000, "--output", tmp_path),
@@ -504,7 +504,7 @@ def test_wrong_options_are_explained(arguments, message, train_text, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_script_runs_as_a_command():
     process = execute([sys.executable, str(SCRIPT), "--help"])
     assert process.returncode == 0 and "for each model (default: 500)" in process.stdout

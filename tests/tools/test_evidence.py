@@ -43,7 +43,7 @@ def test_every_model_of_the_demo_is_measured_and_rope_with_other_bases(evidence)
     assert len(models) == 14
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_what_is_finished_is_kept_and_the_rest_added(evidence, tmp_path, monkeypatch, capsys):
     file, trained, train = tmp_path / "new" / "evidence.json", [], evidence.train_text.train
     wanted = {name: evidence.VARIANTS[name] for name in ("learned", "rotary")}
@@ -102,7 +102,7 @@ def test_rounded_phases_are_rounded_as_they_say(evidence):
     assert float(cos[0, 1]) == pytest.approx(np.cos(second), abs=2e-7)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_exact_phases_answer_alike_at_all_offsets(evidence, monkeypatch):
     monkeypatch.setattr(evidence, "OFFSETS", (0, 10**6, 10**7, 10**8, 2 * 10**9))
     setup = tiny(evidence)

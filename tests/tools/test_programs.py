@@ -17,7 +17,7 @@ def test_a_budget_is_that_of_the_version(monkeypatch, tmp_path):
 
 
 def session_of(**changes):
-    options = {"markexpr": "not thorough", "keyword": ""} | changes
+    options = {"markexpr": "not slow", "keyword": ""} | changes
     config = SimpleNamespace(option=SimpleNamespace(**options), args=["tests"], getini=lambda _: ["tests"])
     return SimpleNamespace(config=config, exitstatus=0)
 

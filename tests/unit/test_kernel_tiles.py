@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import biases, encodings
 from posenc_jax import kernels
 
@@ -65,12 +65,12 @@ def cos_sin(positions, constants, interpret=True):
 @pytest.mark.parametrize(
     ("name", "interpret"),
     [
-        thorough("geometric", True),
+        slow("geometric", True),
         ("yarn", True),
         ("array", True),
         ("yarn", TPU),
-        thorough("geometric", TPU),
-        thorough("array", TPU),
+        slow("geometric", TPU),
+        slow("array", TPU),
     ],
     ids=["geometric-generic", "yarn-generic", "array-generic", "yarn-tpu", "geometric-tpu", "array-tpu"],
 )
@@ -117,11 +117,11 @@ def test_a_position_of_several_coordinates(layout):
 
 # Widths below, at and above a register of 128 lanes, and halves that are none
 DIMS = tiered([2, 64, 96, 128, 192, 256], [192])
-DTYPES = [thorough(jnp.float32), jnp.bfloat16, thorough(jnp.float16)]
+DTYPES = [slow(jnp.float32), jnp.bfloat16, slow(jnp.float16)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
+@pytest.mark.parametrize("layout", ["half", slow("interleaved")])
 @pytest.mark.parametrize("dim", DIMS)
 def test_a_tile_turns_as_by_rotary(dim, layout, dtype):
     f = pe.geometric(dim, 500_000.0).with_attention_factor(1.25)
@@ -376,7 +376,7 @@ def test_phase_constants_have_no_derivative():
     np.testing.assert_array_equal(gradient(np.ones(4, np.float32)), np.zeros(4))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_phase_constants_are_computed_under_jit():
     f, omega = functools.partial(kernels.phase_constants, layout="half"), OMEGA
     if jax.default_backend() != "cpu":  # above 2³¹ there is no increment, and a GPU answers as it likes

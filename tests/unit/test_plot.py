@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles.attention import dense
 from oracles.encodings import offset_similarity, textbook
 from oracles.spectra import geometric, wavelengths
@@ -200,7 +200,7 @@ def test_similarity_of_any_scale_and_sign(scale):
 
 
 @pytest.mark.parametrize(
-    "frequencies", [DIM, thorough(pe.geometric(DIM)), thorough(pe.geometric(DIM).angular.astype(np.float32))]
+    "frequencies", [DIM, slow(pe.geometric(DIM)), slow(pe.geometric(DIM).angular.astype(np.float32))]
 )
 def test_offset_products(frequencies):
     axes = plot.offset_products(frequencies, starts=[0, -7, 1000], max_offset=30).axes[0]

@@ -1,13 +1,13 @@
 r"""Small faults put into the library, to see which tests find them.
 
-    python tests/tools/mutation/run.py [MODULE …] [--default] [--sample N] [--seed S] [--without TEST …]
+    python tests/tools/mutation/run.py [MODULE or ROOM …] [--default] [--own] [--sample N] [--seed S] [--without TEST …]
 
 The tests first run once as they are, to learn which lines each of them runs and what it costs; that is kept in
 `build/mutation` until the library or a test changes. Then each mutant (see `mutants.py`) is imported in place of its
 module in a process of its own, which runs the tests that reach its statement until one fails: first those of its own
 room (`tests/unit/ROOM`, and `tests/huggingface` for `hf`), then the others, the cheapest case of every test first.
 
-`--default` uses the tests of `nox -s tests` alone. `--sample` draws so many mutants, as many of each room as its size
+`--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws so many mutants, as many of each room as its size
 asks for. `--without` leaves out tests that are to be deleted, by the beginnings of their names (`tests/unit/x.py::test`), and
 tries only the mutants that they reach. What becomes of a mutant is kept in `build/mutation` too, so that a run that is
 interrupted goes on; `--fresh` starts over.
@@ -211,16 +211,17 @@ def fingerprint() -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
-def reach(jobs: int, tier: str) -> dict[str, Any]:
+def reach(jobs: int, tier: str, files: Sequence[str]) -> dict[str, Any]:
     """What the first run found: the seconds and lines of each test of a tier, which is an expression of pytest's -m."""
-    kept = WORK / f"reach-{tier.replace(' ', '-')}-{fingerprint()}.json"
+    of_files = hashlib.sha256(" ".join(files).encode()).hexdigest()[:8]
+    kept = WORK / f"reach-{tier.replace(' ', '-')}-{fingerprint()}-{of_files}.json"
     if kept.exists():
         return json.loads(kept.read_text())
 
     def work(i: int) -> int:
         plugin = Reach()
         plugin.coverage.start()
-        status = pytest.main([*FLAGS, "-m", tier, *TESTS[i::jobs]], plugins=[plugin])
+        status = pytest.main([*FLAGS, "-m", tier, *files[i::jobs]], plugins=[plugin])
         plugin.coverage.stop()
         (WORK / f"{i}.json").write_text(json.dumps({"seconds": plugin.seconds, "lines": plugin.lines()}))
         return status
@@ -425,12 +426,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawing (default: 0)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="at once (default: one a core)")
     parser.add_argument("--default", action="store_true", help="the tests of `nox -s tests` alone")
+    parser.add_argument("--own", action="store_true", help="only the tests of the rooms that are tried")
     parser.add_argument("--without", nargs="+", default=[], metavar="TEST", help="tests that are to be deleted")
     parser.add_argument("--fresh", action="store_true", help="start over instead of going on where a run ended")
     options = parser.parse_args()
-    options.tier = "not thorough" if options.default else ""
-    if unknown := set(options.modules) - MODULES.keys():
+    options.tier = "not slow" if options.default else ""
+    rooms = {module: module.partition(".")[0] for module in MODULES}
+    if unknown := set(options.modules) - {*rooms, *rooms.values()}:
         parser.error(f"no module {', '.join(sorted(unknown))}; there are {', '.join(MODULES)}")
+    modules = [module for module, room in rooms.items() if {module, room} & {*(options.modules or rooms)}]
+    own = tuple(beginning for module in modules for beginning in own_tests(rooms[module]))
+    files = [file for file in TESTS if file.startswith(own)] if options.own else TESTS
 
     sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(Path(__file__).parent)]
     os.chdir(ROOT)
@@ -445,11 +451,11 @@ def main() -> int:
     )
     hypothesis.settings.load_profile("mutation")
     start = time.monotonic()
-    found = reach(options.jobs, options.tier)
+    found = reach(options.jobs, options.tier, files)
     print(f"{len(found['seconds'])} tests, looked at in {time.monotonic() - start:.0f} s", flush=True)
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text(encoding="utf-8"))
-    drawn, total = draw(options.modules or MODULES, options.sample, options.seed)
-    asked = f"{fingerprint()} {options.tier} {sorted(options.without)}"
+    drawn, total = draw(modules, options.sample, options.seed)
+    asked = f"{fingerprint()} {options.tier} {sorted(options.without)} {files}"
     options.kept = WORK / f"outcomes-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.jsonl"
     return kill(drawn, total, found, reasons, options)
 

@@ -18,7 +18,7 @@ from helpers.attention import check
 from helpers.biases import BIASES as every_bias
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles.attention import dense, may_see
 from oracles.biases import alibi, tile
 
@@ -153,7 +153,7 @@ def split(name, by_parameters):
 # Results and derivatives
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_formula_is_that_of_jax():
     """`exact` against `jax.nn.dot_product_attention` under a dense bias and mask."""
     bias, parameters = BIASES["t5"]
@@ -193,7 +193,7 @@ def test_all_biases_with_positions_of_each_batch_and_segments(name):
     check((y, (*by, split(name, by_parameters))), exact(Q, K, V, parameters, bias, **MASKED).both)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILY)
 def test_each_bias_alone_with_positions_of_each_batch_and_segments(name):
     compare(name, 4, MASKS, MASKED)
@@ -201,18 +201,18 @@ def test_each_bias_alone_with_positions_of_each_batch_and_segments(name):
 
 @pytest.mark.parametrize(
     ("block_size", "causal"),
-    [(1, True), thorough(7, False), thorough(7, True), thorough(11, False), thorough(1000, True)],
+    [(1, True), slow(7, False), slow(7, True), slow(11, False), slow(1000, True)],
 )
 def test_all_block_sizes(block_size, causal):
     compare("t5" if causal else NOT_SYMMETRIC, block_size, {"causal": causal}, {"causal": causal})
 
 
-@pytest.mark.parametrize("segments", [thorough(SEGMENTS), SEGMENTS[0]], ids=["of each batch", "of all"])
+@pytest.mark.parametrize("segments", [slow(SEGMENTS), SEGMENTS[0]], ids=["of each batch", "of all"])
 def test_segments(segments):
     compare("none", 4, {"query_segments": segments, "key_segments": segments}, {"segments": segments})
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_positions_of_one_side_may_be_those_of_all():
     a, b = BATCHED, POSITIONS[::-1] + 2
     for i, j in ((a, b), (b, a)):
@@ -221,7 +221,7 @@ def test_positions_of_one_side_may_be_those_of_all():
         check(quick(attend)(Q, K, V), exact(Q, K, V, **lifted).y)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [0.0, -3])
 def test_scale(scale):
     compare("alibi", 4, {"scale": scale}, {"scale": scale})
@@ -283,7 +283,7 @@ def test_against_float64_in_numpy():
         check(doubled, want, 1e-14)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
 def test_half_precision(dtype):
     # Weights, their cotangents and results are rounded once each: a few units in the last place of the largest.
     low = [x.astype(dtype) for x in (Q, K, V)]
@@ -310,7 +310,7 @@ def test_what_sees_nothing_gives_zeros():
     np.testing.assert_array_equal(attend(Q, K, V), np.zeros((2, *Q.shape)))
 
 
-@pytest.mark.parametrize("block", [3, thorough(512)])
+@pytest.mark.parametrize("block", [3, slow(512)])
 def test_keys_that_are_all_far_away(block):
     """−2³¹·slope, the same for all keys, changes no weight; beside it float32 does not hold ln(keys)."""
 
@@ -334,7 +334,7 @@ UNDER_ALIBI = {"bias": lambda i, j: pe.alibi(i, j, SLOPES), "causal": True, "blo
 APART_UNDER_ALIBI = UNDER_ALIBI | {"query_segments": APART, "key_segments": SEGMENTS}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_residuals_against_float64_in_numpy():
     seen = np.tri(LENGTH, dtype=bool) & (APART[:, :, None] == SEGMENTS[:, None])
     want = dense(Q, K, V, alibi(tile(POSITIONS, POSITIONS), SLOPES), seen[:, None])
@@ -347,14 +347,14 @@ def test_residuals_against_float64_in_numpy():
     assert y.dtype == jnp.bfloat16 and got.dtype == jnp.float32 and got.shape == (LENGTH, HEADS)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_results_beside_residuals_are_those_alone():
     alone = jax.jit(functools.partial(pe.attention, **APART_UNDER_ALIBI))(Q, K, V)
     y, _ = jax.jit(functools.partial(pe.attention, return_residual=True, **APART_UNDER_ALIBI))(Q, K, V)
     np.testing.assert_array_equal(y, alone)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_derivatives_of_residuals():
     bias, parameters = BIASES["t5"]
     dy, dl = W, W[..., 0] - 2 * W[..., 1]
@@ -381,7 +381,7 @@ def test_keys_in_parts():
     check(both(merged, Q, K, V), (want.y, want.by[:3]))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_large_scores():
     large = [1000 * x for x in (Q, K)]
     y, pull = jax.vjp(lambda q: pe.attention(q, large[1], V, block_size=4), large[0])  # op by op, as by an eager `vjp`
@@ -394,7 +394,7 @@ def test_large_scores():
     check(got, (want.y, want.by[:1]), 2e-4)  # a score near 1000 has units of 6e-5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_large_scores_in_one_program():
     times = np.float32(1000)
     y, (by_q,) = both(lambda q: pe.attention(times * q, times * K, V, block_size=4), Q)
@@ -418,7 +418,7 @@ def test_a_bias_may_be_a_number():
     check(quick(functools.partial(pe.attention, bias=lambda i, j: 1.0))(Q, K, V), exact(Q, K, V).y)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, LENGTH), (1, 1, LENGTH), (2, LENGTH)])
 def test_positions_broadcast_to_the_batch(shape):
     q, k, v = (np.stack([x, 2 * x, -x]) for x in (Q, K, V))
@@ -427,7 +427,7 @@ def test_positions_broadcast_to_the_batch(shape):
     np.testing.assert_array_equal(attend(i), attend(np.broadcast_to(i, (3, 2, LENGTH))))
 
 
-@pytest.mark.parametrize(("queries", "keys"), [thorough(0, 3), (3, 0), thorough(0, 0)])
+@pytest.mark.parametrize(("queries", "keys"), [slow(0, 3), (3, 0), slow(0, 0)])
 def test_empty(queries, keys):
     positions = {"query_positions": POSITIONS[:queries], "key_positions": POSITIONS[:keys]}
     f = functools.partial(tiled, bias=pe.alibi, causal=True, **positions)
@@ -491,7 +491,7 @@ def test_integers_closed_over():
         check([x[shift] for x in got], [want[0], want[3][0]], against=f"at a shift of {shift}, {FORMULA}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_module_closed_over():
     class Bias(nnx.Module):
         def __init__(self):
@@ -505,7 +505,7 @@ def test_a_module_closed_over():
     check(got["slopes"][...], exact_gradients()[3][0])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_derivatives_of_derivatives():
     q, k, v, w = (x[:1, :5].astype(np.float64) for x in (Q, K, V, W))
     f = lambda x: jnp.sum(W[:1, :5] * tiled(x, K[:1, :5], V[:1, :5], (SLOPES,), pe.alibi, block_size=2, causal=True))  # noqa: E731  # fmt: skip
@@ -516,7 +516,7 @@ def test_derivatives_of_derivatives():
     check(got, (gradient(q + 1e-5 * g) - gradient(q - 1e-5 * g)) / 1e-5, against=f"differences of {FORMULA}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("over", "name"), [("batch", "alibi"), ("heads", "one for all heads"), ("queries", "t5"), ("queries", "fire")]
 )
@@ -558,7 +558,7 @@ def test_minus_infinity_in_a_bias_hides_a_key():
     check(got, (y, (dq, dk, dv, (by_slopes,))))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [P("d"), P(None, None, "d")], ids=["batch", "heads"])
 def test_on_a_mesh_with_explicit_axes(spec, on_cpu):
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
@@ -584,7 +584,7 @@ def test_any_batch():
     assert jax.eval_shape(gradient_of_squares, *shapes).shape == shapes[0].shape
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_export_of_any_batch():
     exported = export.export(jax.jit(gradient_of_squares))(*of_any_batch())
     got = export.deserialize(exported.serialize()).call(Q, K, V)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.attention import check
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles.attention import dense, may_see, of_data
 
 BATCH, QUERIES, KEYS, HEADS, KV_HEADS, WIDTH, FEATURES = 2, 7, 8, 4, 2, 4, 3
@@ -107,7 +107,7 @@ def cotangents(seed, x):
     return rng.normal(size=shape).astype(np.float32), rng.normal(size=shape[:3]).astype(np.float32)
 
 
-@pytest.mark.parametrize(("name", "order"), [("everything", 1), *(thorough(name, 2) for name in CASES)])
+@pytest.mark.parametrize(("name", "order"), [("everything", 1), *(slow(name, 2) for name in CASES)])
 def test_results_and_derivatives(name, order):
     shapes, (i, j), options = CASES[name]
     x, v = drawn(0, shapes), drawn(1, shapes)
@@ -116,7 +116,7 @@ def test_results_and_derivatives(name, order):
     compare(got, x, v, dy, i=i, j=j, **options)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", tiered([1, 4, 1000], [4]))
 def test_blocks_and_one_key_head(block_size):
     shapes = (BATCH, HEADS), (BATCH, 1), (1, 1)
@@ -126,7 +126,7 @@ def test_blocks_and_one_key_head(block_size):
     compare(got, x, v, dy, causal=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_leading_axes():
     q, k, v, a, b, g, weights, sinks = drawn(0, ((6, HEADS), (6, 1), (1, KV_HEADS)), batch=6)
     lifted = lambda x: x.reshape(*((1, 1) if len(x) == 1 else (3, 2)), *x.shape[1:])  # noqa: E731
@@ -147,7 +147,7 @@ def test_leading_axes():
     check(by, (*map(lifted, first), db, lifted(dg), dw), 1e-5, f"the derivative of {FORMULA}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_keys_in_parts():
     """Each part has its share of the data, and they merge by their residuals."""
     x = drawn(0)
@@ -223,7 +223,7 @@ def test_padding_of_a_block_has_finite_derivatives():
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(got(scales, gates)))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_half_precision():
     x = tuple(a.astype(jnp.bfloat16) for a in drawn(0))
     low = lambda *x: tiled(*x, causal=True, return_residual=False)  # noqa: E731
@@ -241,7 +241,7 @@ def test_half_precision():
     check((y, tuple(by)), (want, tuple(d_want)), 4 * eps, FORMULA)
 
 
-@pytest.mark.parametrize(("queries", "keys"), [thorough(QUERIES, 0), (0, KEYS), (0, 0)])
+@pytest.mark.parametrize(("queries", "keys"), [slow(QUERIES, 0), (0, KEYS), (0, 0)])
 def test_empty_sequences(queries, keys):
     x = drawn(0, lengths=(queries, keys))
     f = functools.partial(tiled, i=AT[:queries], j=THERE[:keys])
@@ -284,7 +284,7 @@ def mesh_of(kind):
     ("shapes", "specs"),
     [
         (WHOLE, SPLIT),
-        thorough(((BATCH, 1), (1, 1), (BATCH, 1)), (*SPLIT[:3], P(D), P(), P(D), P(), P(H))),
+        slow(((BATCH, 1), (1, 1), (BATCH, 1)), (*SPLIT[:3], P(D), P(), P(D), P(), P(H))),
     ],
     ids=["split", "shared"],
 )
@@ -302,7 +302,7 @@ def test_on_a_mesh_with_explicit_axes(shapes, specs, on_cpu):
         compare(f(*arguments), x, v, dy, **options)
 
 
-@pytest.mark.parametrize("whole", [thorough("weights"), "weights and data of keys"])
+@pytest.mark.parametrize("whole", [slow("weights"), "weights and data of keys"])
 @pytest.mark.parametrize("inside", tiered([False, True], [False]))
 def test_in_shard_map(whole, inside, on_cpu):
     """Queries are split: what is whole gets the sum of all devices' cotangents, once, and may be `pcast` before."""
@@ -336,7 +336,7 @@ def test_in_shard_map(whole, inside, on_cpu):
 # Memory
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_is_linear():
     """The temporaries of a gradient double with the length; one array of scores would take four times as much."""
 

@@ -11,7 +11,7 @@ import posenc_jax as pe
 from helpers.attention import check
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles.attention import dense, may_see
 
 RNG = np.random.default_rng(0)
@@ -175,7 +175,7 @@ def drawn(rng):
     return case, *(np.repeat(x, 2, 2)[:, :, ::group] for x in (K, V))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(25))
 def test_drawn_combinations(seed):
     """Twenty of each seed."""
@@ -223,7 +223,7 @@ def test_a_mask_of_more_queries_than_a_word_has_bits():
     check(by, back(2 * y)[:3], 2e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 5, 512])
 @pytest.mark.parametrize("name", ["everything", "everything, causal", "sinks", "window", "scale ()"])
 def test_every_block_size(name, block_size):
@@ -298,7 +298,7 @@ NEAR_ENDS = np.int32([INT.min, INT.min + 1, INT.min + 5, -1, 0, 1, INT.max - 5, 
 WINDOWS = [(3, None), (None, 3), (2**31, None), (2**31 - 1, 2**31), (2**32 - 2, None), (None, 2**32 - 2), (2**32 - 1, 5), (0, 0), (2**40, 4)]  # fmt: skip
 
 
-@pytest.mark.parametrize("causal", [False, thorough(True)])
+@pytest.mark.parametrize("causal", [False, slow(True)])
 @pytest.mark.parametrize("window", tiered(WINDOWS, [WINDOWS[4]]))
 def test_windows_do_not_wrap(window, causal):
     n = len(NEAR_ENDS)
@@ -318,7 +318,7 @@ def test_windows_wider_than_any_distance():
         assert_within(got, want, 1e-5, against=f"no window, not {window}")
 
 
-@pytest.mark.parametrize("window", [thorough((2**33, None)), thorough((3, 2**34)), (2**63, 2)])
+@pytest.mark.parametrize("window", [slow((2**33, None)), slow((3, 2**34)), (2**63, 2)])
 def test_windows_over_wide_integers(window):
     i, j = np.int64([0, 2**33, 2**40, -(2**62), 2**63 - 1]), np.int64([1, -1, 2**40 + 3, -(2**62) - 2, -(2**63), 2**34])
     values = np.eye(6, dtype=np.float32)[None, :, None]
@@ -348,7 +348,7 @@ def test_a_step_of_decoding_is_a_row_of_the_whole():
 # Sinks
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_parts_of_keys_with_sinks_in_one():
     case = CASES["everything, causal"] | {"segments": None}
     first, rest = case | {"j": THERE[:6], "sinks": True}, case | {"j": THERE[6:], "sinks": False}
@@ -384,7 +384,7 @@ def test_sinks_of_any_size():
         assert np.all(np.isfinite(x))
 
 
-@pytest.mark.parametrize("empty", [thorough("queries"), thorough("keys"), "both"])
+@pytest.mark.parametrize("empty", [slow("queries"), slow("keys"), "both"])
 def test_empty_sequences_with_sinks(empty):
     n, m = 0 if empty != "keys" else QUERIES, 0 if empty != "queries" else KEYS
     case = CASES["everything"] | {"i": AT[:n], "j": THERE[:m], "segments": None, "scale": None}
@@ -406,7 +406,7 @@ def test_empty_sequences_with_sinks(empty):
 # Dtypes and scales
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision(dtype):
     case, eps = CASES["everything"], float(jnp.finfo(dtype).eps)
@@ -459,7 +459,7 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiered(["everything", "everything, causal"], ["everything, causal"]))
 @pytest.mark.parametrize("mode", tiered(DERIVATIVES, ["jvp"]))
 def test_eager_and_jit_give_the_same_bits(mode, name, on_cpu):

@@ -7,7 +7,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from posenc_jax._attention.hopper import bias_programs
 from posenc_jax._attention.hopper.bias_programs import Constant
 
@@ -96,7 +96,7 @@ def test_the_kind_of_a_program(name, counted):
 
 
 @pytest.mark.parametrize("name", tiered(BIASES, ["ALiBi", "Swin", "FIRE"]))
-@pytest.mark.parametrize("counted", [True, thorough(False)])
+@pytest.mark.parametrize("counted", [True, slow(False)])
 def test_a_program_has_the_values_of_its_bias(name, counted):
     bias, kind, steps = BIASES[name]
     i, j = (np.arange(n, dtype=np.int32) for n in COUNTS)
@@ -139,7 +139,7 @@ PULLBACKS = {
 
 
 @pytest.mark.parametrize("name", tiered(PULLBACKS, ["KERPLE, logarithm"]))
-@pytest.mark.parametrize("counted", [thorough(True), False])
+@pytest.mark.parametrize("counted", [slow(True), False])
 def test_a_pullback_is_that_of_the_bias(name, counted):
     of, count = PULLBACKS[name]
     i, j = (np.arange(n, dtype=np.int32) for n in COUNTS)

@@ -54,7 +54,7 @@ def test_memory_of_a_gradient():
     assert temporaries(32_768, "backward") <= SHARES["backward"] * 8 * 32_768**2 * 4
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("program", SHARES)
 def test_memory_grows_with_the_length(program):
     lengths = 4096, 32_768, 65_536
@@ -73,7 +73,7 @@ def test_a_mask_is_read_in_tiles(program):
     assert of_keys - least < 64 * n and full - least < 2 * n**2 * (0.15 if program == "forward" else 0.45)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("program", SHARES)
 def test_memory_with_learned_parameters(program):
     """A table of T5, sinks, and a scale for each query, which move too."""

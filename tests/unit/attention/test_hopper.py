@@ -45,7 +45,7 @@ def test_against_the_dense_formula(name, monkeypatch):
 
 
 @needs_kernel
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", ["ALiBi", "T5"])
 def test_a_model_trains_as_by_xla(bias, monkeypatch):
     """Five steps; the losses differ by no more than bfloat16 rounds."""
@@ -210,7 +210,7 @@ def test_on_a_mesh_it_needs_shard_map():
         lowered(part, *[placed] * 3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @needs_kernel
 def test_each_device_may_have_positions_of_its_own():
     """As in a ring. They decide how many tiles a loop of the kernel visits."""

@@ -81,7 +81,7 @@ def test_gradients_against_the_dense_formula(name):
         assert_within(each, exact, (1e-4 if bias == "FIRE" else 1e-5) * size + 1e-30, against="differences")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_weights_of_gradients_sum_to_one_under_a_large_bias():
     """A maximum that is rounded twice between the passes makes them 1.1 % too large at this scale."""
     of = lambda i, j: jnp.full((1, 1, 1), 6e5, jnp.float32)  # noqa: E731
@@ -95,7 +95,7 @@ def test_weights_of_gradients_sum_to_one_under_a_large_bias():
 # Races
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="before JAX 0.12 the interpreter raises at the first race")
 @pytest.mark.parametrize("name", ["no bias", "segments alone", "T5", "T5, shuffled"])
 def test_what_is_read_is_fenced_before_a_load_replaces_it(name, monkeypatch, caplog):
@@ -133,7 +133,7 @@ def loss(implementation, slopes, *x):
 SLOPES = np.float32([0.25, 0.5])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_second_derivatives_are_those_by_xla():
     x, direction = operands(64, 64, batch=1), np.float32([1, -2])
     both = []
@@ -144,7 +144,7 @@ def test_second_derivatives_are_those_by_xla():
         assert_within(got, want, 2.0**-7 * np.max(np.abs(want)), against="XLA")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_gradients_of_what_vmap_does_not_map_are_summed():
     rows = [RNG.normal(size=(3, 1, 64, 2, 64)).astype(BFLOAT16) for _ in range(3)]
     of_rows = lambda s, *x: jnp.sum(jax.vmap(functools.partial(loss, "mosaic_gpu"), (None, 0, 0, 0))(s, *x))  # noqa: E731
@@ -154,7 +154,7 @@ def test_gradients_of_what_vmap_does_not_map_are_summed():
     assert_within(got, np.sum(want, 0), 1e-5 * np.sum(np.abs(want)), against="each row's")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_shard_map_sums_gradients_of_replicated_parameters():
     axis_types = (jax.sharding.AxisType.Auto,)
     mesh, spec = jax.make_mesh((2,), ("a",), axis_types=axis_types, devices=jax.devices("cpu")[:2]), jax.P

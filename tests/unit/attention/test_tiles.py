@@ -10,7 +10,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles.attention import may_see
 from posenc_jax._attention import tiles
 from posenc_jax._attention.tiles import Settings, Tile, TokenAttributes
@@ -151,7 +151,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize(("mask", "orders"), [("all", slice(2)), *(thorough(mask, slice(None)) for mask in MASKS)])
+@pytest.mark.parametrize(("mask", "orders"), [("all", slice(2)), *(slow(mask, slice(None)) for mask in MASKS)])
 def test_tiles_that_nothing_sees_are_not_visited(mask, orders):
     """Neither in attention, nor in its tangent, nor in its transpose, nor in the derivative of either."""
     case, n, block = MASKS[mask], 24, 4

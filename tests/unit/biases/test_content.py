@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import biases
 from oracles.attention import dense, may_see
 from posenc_jax._biases import content
@@ -123,7 +123,7 @@ def rows_of_offsets(offsets, rows, **settings):
 
 @pytest.mark.parametrize(
     ("rows", "max_distance"),
-    [(512, 512), (12, 82), *(thorough(*x) for x in [(8, 4), (8, 1000), (10, 7), (64, 65), (34, 2**40), (256, 5000)])],
+    [(512, 512), (12, 82), *(slow(*x) for x in [(8, 4), (8, 1000), (10, 7), (64, 65), (34, 2**40), (256, 5000)])],
 )
 def test_every_distance_is_in_its_bucket(rows, max_distance):
     edges = np.unique([e + d for e in content._edges(rows // 2, max_distance) for d in (-1, 0, 1)])
@@ -396,7 +396,7 @@ def test_one_argument_alone_shards_its_axes_of_the_bias(side, of_tokens, of_tabl
     assert y.sharding.spec == spec
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_in_shard_map(on_cpu):
     """Queries are split, the tables are whole: their cotangents are summed over devices once."""
     n = 12
@@ -434,7 +434,7 @@ def test_cotangents_are_summed_outside_branches(on_cpu):
 # Memory
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [(9,), (4 * 512 - 1, 2)], ids=str)
 def test_memory_grows_with_the_length(rows):
     """Beside attention without a bias, temporaries stay those of tiles, in the derivative too."""

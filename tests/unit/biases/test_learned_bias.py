@@ -134,7 +134,7 @@ def test_the_derivative_by_the_table_counts_beyond_2_to_the_24():
     np.testing.assert_array_equal(got, [[n * n], [0], [0], [0]])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_bias_is_linear_in_the_table():
     f = lambda table: pe.t5(FAR, FAR, table)  # noqa: E731
     v, dy = RNG.normal(size=TABLE.shape).astype(np.float32), RNG.normal(size=(HEADS, 24, 24)).astype(np.float32)
@@ -174,7 +174,7 @@ def test_the_perceptron_on_every_platform(lowering):
     np.testing.assert_allclose(jax.jit(lowering)(x, *MLP), biases.perceptron(x, *MLP), atol=1e-5)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_hessian_of_fire_is_symmetric_and_the_same_in_every_order():
     f = lambda x: jnp.sum(pe.fire(NEAR[:5], NEAR[5:9], (x[:4], x[4:8], x[8:16].reshape(4, 2), x[16:18]), c=x[18], threshold=x[19]) ** 2)  # noqa: E731  # fmt: skip
     x = np.append(RNG.uniform(0.1, 1, 18), [0.3, 2000]).astype(np.float32)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from helpers.vision_biases import bias_of, grid_of, of_offsets
 from oracles import biases, recorded
 
@@ -120,7 +120,7 @@ def test_tokens_outside_the_grid():
 # Offsets that the table does not hold
 
 
-@pytest.mark.parametrize("symmetric", [False, thorough(True)])
+@pytest.mark.parametrize("symmetric", [False, slow(True)])
 def test_out_of_range(symmetric):
     at = np.array([[0, 0], [2, 1], [3, 0], [0, -4], [LOWEST, 0], [HIGHEST, 3], [-1, HIGHEST]])
     table = table_of((3, 4), symmetric)
@@ -192,7 +192,7 @@ def test_tiles_batches_and_transforms_have_the_same_bits():
         np.testing.assert_array_equal(got, expected.get(name, want), err_msg=name)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_exported_with_symbolic_sizes():
     grid, table = grid_of((4, 5)), table_of((4, 5))
     n, m = export.symbolic_shape("n, m")
@@ -228,7 +228,7 @@ def test_tables_of_other_dtypes():
     np.testing.assert_array_equal(got, biases.relative(grid, grid, low.astype(np.float32)))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_bias_of_attention():
     window, table, prefix = (3, 4), table_of((3, 4)), normal(3, HEADS)
     tokens = np.pad(grid_of(window), ((1, 0), (0, 0)), constant_values=-1)
@@ -265,7 +265,7 @@ def test_derivatives_in_both_modes():
     np.testing.assert_array_equal(jacobian, forward)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_derivatives_outside_of_jit_and_of_higher_order():
     grid = np.pad(grid_of((2, 3)), ((1, 0), (0, 0)), constant_values=-1)
     f = lambda table, prefix: pe.relative_position_bias(grid, grid, table, prefix=prefix)  # noqa: E731
@@ -318,7 +318,7 @@ def test_temporaries():
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "heads"), [thorough("x", None, None), thorough(None, "x", None), (None, None, "x")]
+    ("rows", "columns", "heads"), [slow("x", None, None), slow(None, "x", None), (None, None, "x")]
 )
 def test_on_a_mesh_with_explicit_axes(rows, columns, heads, on_cpu):
     grid, table, prefix = grid_of((3, 4)), normal(5, 7, 4), normal(3, 4)

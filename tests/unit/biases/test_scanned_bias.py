@@ -108,7 +108,7 @@ def test_nnx():
     check(value, nnx.to_pure_dict(gradient), unrolled, tables(parameters)[0], parameters["blocks"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_linen():
     parameters = drawn(jax.eval_shape(LinenStack().init, KEY, X)["params"])
     assert shapes(parameters) == [(32, HEADS)]

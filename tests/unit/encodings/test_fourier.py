@@ -230,7 +230,7 @@ def test_timesteps_of_diffusers():
         assert_within(got, np.array(want), tolerance, against=f"diffusers, recorded: {keywords}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_timesteps_of_any_shape_and_dtype():
     timesteps = (3, 0.5, np.float32(0.5), np.ones((2, 3), np.float32), np.zeros((0,), np.int32))
     embed = functools.partial(pe.timestep_embedding, dim=10, flip_sin_to_cos=True, dtype=jnp.bfloat16)

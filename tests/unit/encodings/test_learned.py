@@ -8,7 +8,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import recorded
 from oracles.tables import centres, cubic, lengthened, linear
 
@@ -19,7 +19,7 @@ TABLE = RNG.normal(size=(7, 4)).astype(np.float32)
 ROWS = [(shape, dtype) for dtype in (np.int32, np.uint8, np.int64, np.uint32) for shape in ((), (3,), (2, 3), (0,))]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [rows if i % 5 == 0 else thorough(*rows) for i, rows in enumerate(ROWS)])
+@pytest.mark.parametrize(("shape", "dtype"), [rows if i % 5 == 0 else slow(*rows) for i, rows in enumerate(ROWS)])
 def test_rows(shape, dtype):
     positions = RNG.integers(0, 7, shape).astype(dtype)
     np.testing.assert_array_equal(pe.learned(positions, TABLE), TABLE[positions])
@@ -147,7 +147,7 @@ def test_shrinking_averages():
     assert np.abs(np.asarray(pe.resize_table(table, 4)) - 0.5).max() < 0.13
 
 
-@pytest.mark.parametrize("settings", [thorough({"method": "linear"}), thorough({"method": "cubic"}), TORCH], ids=str)
+@pytest.mark.parametrize("settings", [slow({"method": "linear"}), slow({"method": "cubic"}), TORCH], ids=str)
 def test_resizing_keeps_bits_dtype_and_constants(settings):
     narrow, constant = TABLE.astype(jnp.bfloat16), np.full((5, 2), 3, np.float32)
     calls = (TABLE, 7), (narrow, 9), (narrow.astype(np.float32), 9), (constant, 11)
@@ -187,7 +187,7 @@ def settings_of(case):
 @pytest.mark.parametrize(
     ("peer", "grids"),
     [
-        (peer, grids) if grids == ((5, 7), (8, 6)) or grids == ((4, 7), (9, 5)) else thorough(peer, grids)
+        (peer, grids) if grids == ((5, 7), (8, 6)) or grids == ((4, 7), (9, 5)) else slow(peer, grids)
         for peer in ("timm_resized", "torch_resized")
         for grids in peers(peer)
     ],
@@ -208,12 +208,12 @@ def test_resizing_as_timm_and_torch_do(peer, grids):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        thorough((14,), (31,)),
-        thorough((7,), (3,)),
+        slow((14,), (31,)),
+        slow((7,), (3,)),
         ((5, 7), (8, 6)),
-        thorough((1, 2), (4, 3)),
-        thorough((16, 3, 4), (37, 2, 9)),
-        thorough((512,), (700,)),
+        slow((1, 2), (4, 3)),
+        slow((16, 3, 4), (37, 2, 9)),
+        slow((512,), (700,)),
     ],
 )
 def test_cubic_convolution_with_the_kernel_of_torch(old, new):
@@ -237,7 +237,7 @@ def by_formula(table, new, settings):
     return linear(table, new, **places) if settings["method"] == "linear" else cubic(table, new, -0.75, **places)
 
 
-GRIDS = [thorough((6, 6), (4, 10)), ((1, 5, 7), (3, 1, 12)), ((9,), (25,))]
+GRIDS = [slow((6, 6), (4, 10)), ((1, 5, 7), (3, 1, 12)), ((9,), (25,))]
 
 
 @pytest.mark.parametrize(("old", "new"), GRIDS, ids=str)
@@ -254,7 +254,7 @@ def test_where_rows_are_sampled_and_what_is_outside(old, new):
             assert np.abs(by_formula(table.swapaxes(0, 1), new, settings) - want).max() > 0.01
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", PLACED, ids=str)
 @pytest.mark.parametrize(("old", "new"), GRIDS, ids=str)
 def test_resizing_has_the_same_bits_under_jit(settings, old, new):
@@ -263,7 +263,7 @@ def test_resizing_has_the_same_bits_under_jit(settings, old, new):
     np.testing.assert_array_equal(jax.jit(lambda t: pe.resize_table(t, new, **settings))(table), got)
 
 
-@pytest.mark.parametrize(("old", "new"), [((7, 7), (9, 5)), thorough((6, 6), (6, 13))])
+@pytest.mark.parametrize(("old", "new"), [((7, 7), (9, 5)), slow((6, 6), (6, 13))])
 def test_sizes_with_an_offset_as_dinos_authors_resize(old, new):
     table = RNG.normal(size=(*old, 2)).astype(np.float32)
     calls = [(new, how | {"size_offset": 0.1}) for how in (TORCH, {"method": "linear", "antialias": False}, FADED)]
@@ -287,7 +287,7 @@ def test_aligned_corners_are_rows_at_equal_steps_from_the_first_to_the_last():
     np.testing.assert_allclose(want[0, 1], [0.11415794, -0.35630737, 0.48551843], rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("settings", [ALIGNED, thorough(FADED), PLACED[-1]], ids=str)
+@pytest.mark.parametrize("settings", [ALIGNED, slow(FADED), PLACED[-1]], ids=str)
 def test_places_keep_what_they_must(settings):
     narrow = TABLE.astype(jnp.bfloat16)
     calls = (TABLE, 7), (TABLE, 9), (TABLE, 1), (narrow, 9), (narrow.astype(np.float32), 9)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import encodings, rotations, spectra
 
 BOUND = 5e-7
@@ -56,7 +56,7 @@ def test_moving_by_an_offset_is_one_linear_map(p, q):
         check_moves(got, case=case)
 
 
-@pytest.mark.parametrize("count", [50, thorough(500)])
+@pytest.mark.parametrize("count", [50, slow(500)])
 def test_the_matrix_is_independent_of_the_position(count):
     positions = np.random.default_rng(0).integers(-(2**30), 2**30, count).astype(np.int32)
     matrix, here = quick(lambda k, p: (pe.rotation_matrix(k, 128), pe.sinusoidal(p, 128)))(np.int32(-12_345), positions)
@@ -108,7 +108,7 @@ def test_shift_broadcasts_offsets():
         assert_within(got, there, BOUND, against=f"mpmath at 60 digits, offsets of shape {shape}")
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(jnp.float16), thorough(jnp.float32)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16), slow(jnp.float32)])
 def test_dtypes(dtype):
     matrix = functools.partial(pe.rotation_matrix, frequencies=8, dtype=dtype)
     assert jax.eval_shape(matrix, 3).dtype == dtype

@@ -10,7 +10,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import encodings, recorded
 
 NOTEBOOKS = recorded.read("notebook_values")
@@ -90,7 +90,7 @@ def test_float64_results_under_x64():
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout"), [thorough((3, 5), "interleaved"), ((5, 3), "half"), ((2, 3, 4), "interleaved")]
+    ("shape", "layout"), [slow((3, 5), "interleaved"), ((5, 3), "half"), ((2, 3, 4), "interleaved")]
 )
 def test_axial_is_the_concatenation_of_its_axes(shape, layout):
     axes = len(shape)
@@ -242,7 +242,7 @@ def test_one_vector_at_one_position():
         pe.add_sinusoidal(x, np.arange(2))
 
 
-@pytest.mark.parametrize("layout", [thorough("half"), "interleaved"])
+@pytest.mark.parametrize("layout", [slow("half"), "interleaved"])
 def test_an_odd_width_may_end_in_a_zero(layout):
     """As in Tensor2Tensor and the Flax examples."""
     x, p, w = np.ones((2, 5, 7), np.float32), np.int32([3, 0, 1, 2**31 - 1, -7]), np.float32([1.0, 0.1, 0.01])
@@ -269,7 +269,7 @@ def test_python_floats_that_are_whole_are_exact():
     assert np.isnan(pe.sinusoidal(float("nan"), 8)).all() and np.isnan(pe.sinusoidal(float("inf"), 8)).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, thorough(jnp.bfloat16)])
+@pytest.mark.parametrize("dtype", [np.float32, slow(jnp.bfloat16)])
 def test_a_batch_that_shares_a_table_gives_the_same_bits(dtype):
     x = np.random.default_rng(5).normal(size=(6, 33, 20)).astype(dtype)
     positions = np.arange(33, dtype=np.int32) * 60_000_000

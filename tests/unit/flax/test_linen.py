@@ -18,7 +18,7 @@ from devices.aot import Compiled
 from helpers.closeness import assert_within
 from helpers.modules import drawn
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
@@ -28,7 +28,7 @@ KEY = jax.random.key(0)
 
 @pytest.mark.parametrize(
     "settings",
-    [thorough({}), {"layout": "half", "scale": 1.7}, {"frequencies": pe.geometric(8, 99.0, endpoint=True)}],
+    [slow({}), {"layout": "half", "scale": 1.7}, {"frequencies": pe.geometric(8, 99.0, endpoint=True)}],
     ids=str,
 )
 def test_sinusoidal_is_that_of_nnx(settings):
@@ -111,7 +111,7 @@ def test_in_a_model_under_jit_and_bound():
     assert jax.eval_shape(linen.SinusoidalEncoding(8).bind({}), X).shape == X.shape
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_input(kind, on_cpu):
     content = linen.ContentBias(9, 8, source="query", scale=1.0, out_of_range="nearest")

@@ -14,7 +14,7 @@ import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles.attention import dense, may_see
 from posenc_jax.hf import rotary_from_config
 
@@ -141,7 +141,7 @@ def as_flax():
         yield
 
 
-@pytest.mark.parametrize("way", ["nnx", "nnx, tiles", thorough("linen"), thorough("linen, tiles")])
+@pytest.mark.parametrize("way", ["nnx", "nnx, tiles", slow("linen"), slow("linen, tiles")])
 def test_each_is_attention_as_it_says(way, as_flax):
     make, attention = WAYS[way]
 
@@ -174,7 +174,7 @@ def layer_of(stack, attend):
     return layer.init(jax.random.key(0), np.zeros((1, 6, 16), np.float32)), layer.apply
 
 
-@pytest.mark.parametrize("stack", ["nnx", thorough("linen")])
+@pytest.mark.parametrize("stack", ["nnx", slow("linen")])
 def test_packed_documents_are_as_if_alone(stack, as_flax):
     """Outputs and gradients of a packed row are those of its documents, whose positions need not restart."""
     modules = nnx_modules if stack == "nnx" else linen

@@ -15,7 +15,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.modules import drawn
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from posenc_jax.nnx import LearnedEncoding, RotaryEncoding, SinusoidalEncoding
 
 RNG = np.random.default_rng(0)
@@ -107,7 +107,7 @@ def test_rotary_has_no_state():
     assert nnx.graphdef(RotaryEncoding(8, head_axis=None)) == graphdef != nnx.graphdef(RotaryEncoding(8, head_axis=-2))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @NO_ROPE
 def test_rotary_stands_where_rope_of_flax_does():
     ours, theirs = RotaryEncoding(8, head_axis=None), nnx.RoPE()
@@ -127,8 +127,8 @@ def test_rotary_stands_where_rope_of_flax_does():
 
 
 @NO_ROPE
-@pytest.mark.parametrize("heads", [3, thorough(5)])
-@pytest.mark.parametrize("positions", [thorough(POSITIONS[1]), POSITIONS], ids=["shared", "batched"])
+@pytest.mark.parametrize("heads", [3, slow(5)])
+@pytest.mark.parametrize("positions", [slow(POSITIONS[1]), POSITIONS], ids=["shared", "batched"])
 def test_positions_through_the_attention_of_flax(heads, positions):
     """Flax 0.12.12 maps over the wrong axis of input_positions and raises; it is not for us to give another answer."""
     q, k, v = jnp.asarray(np.random.default_rng(2).normal(size=(3, 2, 5, heads, 8)).astype(np.float32))
@@ -163,9 +163,9 @@ def test_only_the_table_is_learned():
 @pytest.mark.parametrize(
     "make",
     [
-        thorough(lambda: SinusoidalEncoding(8)),
+        slow(lambda: SinusoidalEncoding(8)),
         lambda: LearnedEncoding(16, 8, rngs=nnx.Rngs(0)),
-        thorough(lambda: RotaryEncoding(8, head_axis=None)),
+        slow(lambda: RotaryEncoding(8, head_axis=None)),
     ],
     ids=["SinusoidalEncoding", "LearnedEncoding", "RotaryEncoding"],
 )

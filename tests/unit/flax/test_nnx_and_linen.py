@@ -15,7 +15,7 @@ import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
 from helpers.modules import content_by_loops, drawn
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles.biases import softplus, twice_sigmoid
 
 KEY = jax.random.key(0)
@@ -160,7 +160,7 @@ def test_is_the_function_in_both_stacks(name, sizes, settings, function, shapes)
     assert_within(got, want, relative * np.abs(want) + 1e-6, against="the function")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @EACH
 def test_has_the_same_bits_without_jit(name, sizes, settings, function, shapes):
     module, same = made(name, *sizes, **settings), getattr(linen, name)(*sizes, **settings)
@@ -170,7 +170,7 @@ def test_has_the_same_bits_without_jit(name, sizes, settings, function, shapes):
     np.testing.assert_array_equal(nnx.jit(lambda m, *arrays: m(*arrays))(module, *arrays), got)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @EACH
 def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, function, shapes):
     module = made(name, *sizes, **settings)
@@ -197,7 +197,7 @@ def test_all_parameters_and_nothing_else_is_learned(name, sizes, settings, funct
         assert_within(grads[n], wanted[n], 1e-5 * np.abs(wanted[n]), against=f"Linen's derivative by {n}")
 
 
-@pytest.mark.parametrize(("variant", "first", "second"), [thorough("log", 2, 1), ("power", 1, 2)])
+@pytest.mark.parametrize(("variant", "first", "second"), [slow("log", 2, 1), ("power", 1, 2)])
 def test_kerple_begins_as_the_authors_do(variant, first, second):
     for p in drawn_in_both("KERPLE", 20_000, variant=variant):
         r1, r2 = softplus(p["free_r1"]), (twice_sigmoid if variant == "power" else softplus)(p["free_r2"])
@@ -208,7 +208,7 @@ def test_kerple_begins_as_the_authors_do(variant, first, second):
         assert not np.any(np.asarray(p["free_r1"]) == np.asarray(p["free_r2"]))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_fire_begins_as_the_authors_do():
     for p in drawn_in_both("FIRE", 2000):
         assert softplus(p["free_c"]) == pytest.approx(0.1, rel=1e-6)
@@ -233,7 +233,7 @@ def test_t5_begins_as_t5x_does():
         ("T5Bias", {"embedding_init": 2}, {"embedding": "embedding_metadata"}),
         ("ContentBias", {"embedding_init": 3}, {"embedding": "embedding_metadata"}),
         ("KERPLE", {"r1_init": 1, "r2_init": 1}, {"free_r1": "metadata", "free_r2": "metadata"}),
-        thorough(
+        slow(
             "FIRE",
             {"kernel_init": 2, "bias_init": 1},
             {n: f"{n[:-1]}_metadata" for n in ("kernel1", "kernel2", "bias1", "bias2")},
@@ -317,7 +317,7 @@ def test_content_bias_begins_as_other_tables_do():
     assert default is linen.ContentBias.embedding_init is linen.LearnedEncoding.embedding_init  # deviation 0.02
 
 
-@pytest.mark.parametrize("learned", [thorough(False), True])
+@pytest.mark.parametrize("learned", [slow(False), True])
 def test_fourier_features(learned):
     settings = {"scale": 10.0, "learned": learned, "layout": "interleaved", "dtype": jnp.bfloat16}
     module, same = (

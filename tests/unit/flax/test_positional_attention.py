@@ -21,7 +21,7 @@ from helpers.biases import BIASES as every_bias
 from helpers.closeness import assert_within
 from helpers.modules import content_by_loops
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import attention
 from oracles import biases as oracle_biases
 from oracles.attention import dense
@@ -31,7 +31,7 @@ from posenc_jax._flax.attention import PositionalSettings
 
 OF_NNX, OF_LINEN = nnx_modules.positional_attention, linen.positional_attention
 MAKERS = pytest.mark.parametrize("make", [OF_NNX, OF_LINEN], ids=["nnx", "linen"])
-FIRST = pytest.mark.parametrize("make", [OF_NNX, thorough(OF_LINEN)], ids=["nnx", "linen"])  # what both share
+FIRST = pytest.mark.parametrize("make", [OF_NNX, slow(OF_LINEN)], ids=["nnx", "linen"])  # what both share
 RNG = np.random.default_rng(7)
 Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 X = RNG.normal(size=(2, 6, 16)).astype(np.float32)
@@ -71,11 +71,11 @@ INTERLEAVED = {"width": 6, "base": 50.0, "layout": "interleaved"}
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
-        thorough(OF_NNX, LAST),
+        slow(OF_NNX, LAST),
         (OF_LINEN, INTERLEAVED),
-        thorough(OF_NNX, INTERLEAVED),
-        thorough(OF_LINEN, LAST),
-        *(thorough(make, given) for make in (OF_NNX, OF_LINEN) for given in ({}, {"layout": "interleaved"})),
+        slow(OF_NNX, INTERLEAVED),
+        slow(OF_LINEN, LAST),
+        *(slow(make, given) for make in (OF_NNX, OF_LINEN) for given in ({}, {"layout": "interleaved"})),
     ],
     ids=lambda x: x.__module__.split(".")[1] if callable(x) else str(x),
 )
@@ -242,7 +242,7 @@ def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
     assert given == {"dropout_rate": 0.5, "fp32": True, "precision": "highest"}
 
 
-@pytest.mark.parametrize("setting", [thorough({"force_fp32_for_softmax": True}), {"qk_attn_weights_einsum_cls": lambda: jnp.einsum, "attn_weights_value_einsum_cls": lambda: jnp.einsum}])  # fmt: skip
+@pytest.mark.parametrize("setting", [slow({"force_fp32_for_softmax": True}), {"qk_attn_weights_einsum_cls": lambda: jnp.einsum, "attn_weights_value_einsum_cls": lambda: jnp.einsum}])  # fmt: skip
 def test_settings_of_linen(as_flax, setting):
     layer = nn.MultiHeadDotProductAttention(
         2, dtype=jnp.bfloat16, attention_fn=linen.positional_attention(rotation=8), **setting
@@ -290,8 +290,8 @@ def one_row(query, keys, values, index):
 @pytest.mark.parametrize(
     ("frequencies", "offset", "prefix", "dtype"),
     [
-        thorough(8, 0, 4, jnp.float32),
-        thorough(pe.geometric(8, 500_000.0), 1_999_999_990, 1, jnp.float32),
+        slow(8, 0, 4, jnp.float32),
+        slow(pe.geometric(8, 500_000.0), 1_999_999_990, 1, jnp.float32),
         (pe.yarn(4, 10_000.0, 4.0, 2048), 100_000, 3, jnp.bfloat16),
     ],
     ids=["float32", "far", "yarn, partial, bfloat16"],
@@ -344,7 +344,7 @@ CAUSAL_STEPS = [False, True] if tuple(map(int, flax.__version__.split(".")[:3]))
 
 
 @pytest.mark.skipif(not TAKES_POSITIONS, reason="this nnx.MultiHeadAttention takes no input_positions (0.12.9 does)")
-@pytest.mark.parametrize("name", [None, thorough("FIRE")])
+@pytest.mark.parametrize("name", [None, slow("FIRE")])
 def test_the_loop_as_documented(as_flax, name):
     bias = name and getattr(nnx_modules, name)(2, rngs=nnx.Rngs(3))
     layer = nnx_layer(nnx_modules.positional_attention(rotation=8, bias=bias))
@@ -358,7 +358,7 @@ def test_the_loop_as_documented(as_flax, name):
 
 @pytest.mark.parametrize(
     ("queries", "memory", "given"),
-    [thorough(3, 6, {}), thorough(6, 3, {}), thorough(1, 6, {}), (3, 6, {"mask": CAUSAL[:, :, 3:]})],
+    [slow(3, 6, {}), slow(6, 3, {}), slow(1, 6, {}), (3, 6, {"mask": CAUSAL[:, :, 3:]})],
 )
 def test_keys_of_another_sequence_are_no_cache(as_flax, queries, memory, given):
     """Cross-attention in a layer needs key_positions; they may be bound, for example to count from 0."""
@@ -489,7 +489,7 @@ def test_a_bias_is_added_to_what_is_given_and_without_frequencies_nothing_turns(
 
 
 @pytest.mark.parametrize(
-    ("learned", "masked"), [thorough(False, False), (True, True), thorough(False, True), thorough(True, False)]
+    ("learned", "masked"), [slow(False, False), (True, True), slow(False, True), slow(True, False)]
 )
 def test_rotary_and_a_bias_in_the_layers_of_both_stacks(as_flax, masked, learned):
     mask = CAUSAL if masked else None
@@ -579,7 +579,7 @@ def content_of(stack):
     return stack.ContentBias(6, 8, **settings)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_both_biases_in_the_layers_of_both_stacks(as_flax):
     layer = nnx_layer(
         nnx_modules.positional_attention(rotation=8, bias=t5_of(nnx_modules), content_bias=content_of(nnx_modules))
@@ -631,7 +631,7 @@ def test_both_biases_in_the_layers_of_both_stacks(as_flax):
     assert abs(slope) > 0.1 and abs(along - slope) < 1e-4 * abs(slope)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_layers_share_a_bias(as_flax):
     class Model(nnx.Module):
         def __init__(self):
@@ -817,7 +817,7 @@ def test_transforms(make):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=2e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_forward_mode_in_the_layers_of_both_stacks(as_flax, name):
     """`jacfwd` and `hessian` along the input and all parameters, beside differences of the float64 layer."""
@@ -882,7 +882,7 @@ def test_a_float32_bias_of_16_bit_scores(make, dtype):
         assert_within(y, want, 4 * float(jnp.finfo(dtype).eps), against="the dense float64 formula")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_scanned_nnx_layers(as_flax):
     rngs = [nnx.Rngs(i) for i in range(2)]
     layers = [

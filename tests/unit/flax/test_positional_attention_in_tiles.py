@@ -14,13 +14,13 @@ import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles.attention import dense, may_see
 from oracles.rotations import rope
 
 needs_kernel = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs JAX 0.11")
 MAKERS = pytest.mark.parametrize("make", [nnx_modules.positional_attention, linen.positional_attention], ids=["nnx", "linen"])  # fmt: skip
-FIRST = pytest.mark.parametrize("make", [nnx_modules.positional_attention, thorough(linen.positional_attention)], ids=["nnx", "linen"])  # fmt: skip
+FIRST = pytest.mark.parametrize("make", [nnx_modules.positional_attention, slow(linen.positional_attention)], ids=["nnx", "linen"])  # fmt: skip
 RNG = np.random.default_rng(11)
 Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 X = RNG.normal(size=(2, 6, 16)).astype(np.float32)
@@ -128,7 +128,7 @@ def test_a_layer_of_linen_has_the_tables_of_its_biases(as_flax):
     assert shapes == {"bias": {"embedding": (32, 2)}, "content_bias": {"embedding": (11, 8)}}
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_trains_in_the_layers_of_both_stacks(as_flax):
     """Outputs and gradients of all parameters, the biases' too, are those of Flax's attention."""
     rng = np.random.default_rng(3)
@@ -168,7 +168,7 @@ def test_memory_is_linear_in_a_layer(as_flax):
 
 
 @needs_kernel
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_kernel_in_a_layer(as_flax, monkeypatch):
     """A layer trains by it: outputs, and gradients of the weights and of T5's table."""
     from helpers.hopper import interpreted
@@ -217,7 +217,7 @@ GIVEN = "bias key_data key_order key_positions key_segments query_data query_ord
         (lambda f: f(rotation=8, attention=TILED)(Q, K, V, precision="highest"), ValueError, "precision must be None with attention .* got highest"),
         (lambda f: f(rotation=8, attention=TILED)(Q, K, V, module=object()), ValueError, "module must be None with attention"),
         (lambda f: f(rotation=8, bias=lambda i, j: jnp.zeros((3, 6, 6)), attention=TILED)(Q, K, V), ValueError, "bias"),
-        thorough(lambda f: f(rotation=8, attention=TILED)(Q, K, V, is_causal=1), TypeError, "is_causal must be"),
+        slow(lambda f: f(rotation=8, attention=TILED)(Q, K, V, is_causal=1), TypeError, "is_causal must be"),
     ],
 )  # fmt: skip
 def test_bad_input(make, call, error, match):

@@ -9,7 +9,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
 from helpers.spectra import WIDTHS, assert_exact
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import encodings, spectra
 
 
@@ -51,9 +51,7 @@ def dynamic(dim, base, factor, original_max):
 FACTORS, ORIGINALS = [1.0, 1.5, 8, 1e6], [1, 2048, 131072]
 
 
-@pytest.mark.parametrize(
-    ("dim", "base"), [(4, 1e4), thorough(8, 10.0), (64, 15e4), thorough(128, 5e5), thorough(256, 5e5)]
-)
+@pytest.mark.parametrize(("dim", "base"), [(4, 1e4), slow(8, 10.0), (64, 15e4), slow(128, 5e5), slow(256, 5e5)])
 @pytest.mark.parametrize("original_max", tiered(ORIGINALS, [2048]))
 def test_a_traced_length_gives_each_frequency_to_a_few_ulp(dim, base, original_max):
     lengths = np.array([original_max + 1, 3 * original_max + 7, 1_932_175_153, 2**31 - 1], np.int32)
@@ -84,7 +82,7 @@ def test_a_traced_length_gives_the_same_bits_in_every_program():
     np.testing.assert_array_equal(jax.jit(lambda n: f(n) * 2 + 1)(MANY[3]), alone[3] * np.float32(2) + np.float32(1))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_traced_length_gives_the_same_bits_op_by_op():
     f = dynamic(64, 1e4, 8.3, 2048)
     lengths = jax.device_put(list(MANY))
@@ -120,7 +118,7 @@ def test_every_integer_dtype_of_length():
     np.testing.assert_allclose(longest, np.asarray(long) * 0.5 ** (np.arange(8) / 7), rtol=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.int16, np.uint16, np.uint32, np.int64])
 def test_every_integer_dtype_of_a_length_outside_of_a_program(dtype):
     f, length = dynamic(16, 1e4, 8, 2048), np.asarray(5000, dtype)

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from posenc_jax._jax.derivatives import Kernels, operation
 
 RNG = np.random.default_rng(0)
@@ -100,12 +100,12 @@ def test_every_derivative():
     check(*quick(lambda x, w: [everything(f, x, w) for f in (ours, theirs)])(X, W))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_derivative_eagerly():
     check(*(everything(f, X, W) for f in (ours, theirs)))
 
 
-@pytest.mark.parametrize("size", [3, thorough(5)])  # of equal sizes, operations share their programs
+@pytest.mark.parametrize("size", [3, slow(5)])  # of equal sizes, operations share their programs
 def test_without_jit(size):
     x, w = normal(size), normal(3)
     some = lambda f: (f(x, w), jax.jvp(f, (x, w), (x, w)), jax.grad(lambda x, w: jnp.sum(f(x, w)), (0, 1))(x, w))  # noqa: E731
@@ -147,7 +147,7 @@ def test_maps_of_maps():
     check(got, want)
 
 
-@pytest.mark.parametrize("program", [thorough(lambda f: f), quick], ids=["eagerly", "jit"])
+@pytest.mark.parametrize("program", [slow(lambda f: f), quick], ids=["eagerly", "jit"])
 def test_tangents_and_cotangents_alone_may_be_mapped(program):
     def mapped(f, v, u):
         along = jax.vmap(lambda v: jax.jvp(lambda x: f(x, W), (X,), (v,))[1])(v)
@@ -199,7 +199,7 @@ def test_profiles_show_the_name():
     assert "posenc_jax.example_derivative" in text
 
 
-@pytest.mark.parametrize("axis", [0, thorough(1)])
+@pytest.mark.parametrize("axis", [0, slow(1)])
 def test_a_mapped_axis_keeps_its_place(axis):
     jaxpr = str(jax.make_jaxpr(jax.vmap(ours, (axis, None)))(normal(5, 5), W))
     assert jaxpr.count("= example[") == 1 and "levels=(Level(axes=(0, None, None)," in jaxpr
@@ -231,7 +231,7 @@ def test_kernels_compute_what_they_support(argnums, settings, count):
     check(got, jax.grad(lambda x, w: jnp.sum(theirs(x, w)) * (settings / 2), argnums)(X, W))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_every_derivative_with_kernels():
     f = lambda x, w, n=N: by_kernels(2.0, x, w, n)[0]  # noqa: E731
     check(*jax.jit(lambda x, w: [everything(g, x, w) for g in (f, theirs)])(X, W))

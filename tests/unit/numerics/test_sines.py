@@ -11,7 +11,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import encodings, spectra
 from posenc_jax._numerics import sines
 
@@ -31,7 +31,7 @@ def exact(positions, omegas):
     return np.concatenate(encodings.waves(positions, [float(w) for w in omegas]), 1)
 
 
-@pytest.mark.parametrize("dim", [thorough(6), 7, 64, thorough(128)])
+@pytest.mark.parametrize("dim", [slow(6), 7, 64, slow(128)])
 def test_error_is_within_the_bound_at_every_int32_position(dim):
     positions, bases = positions_to_try(dim), (100, 10_000, 500_000, 1e7)
     encoded = quick(lambda positions: [pe.sinusoidal(positions, pe.geometric(dim, base)) for base in bases])(positions)
@@ -40,7 +40,7 @@ def test_error_is_within_the_bound_at_every_int32_position(dim):
         assert_within(got, encodings.encode(positions, dim, base), BOUND, against=against)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [512, 4096])
 def test_error_of_wide_encodings(dim):
     positions = positions_to_try(dim, each=4)[:: 1 if dim == 512 else 5]
@@ -113,7 +113,7 @@ def test_derivative_in_position():
         np.testing.assert_allclose(reverse, got, err_msg=f"position {p}")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_second_derivative_in_position():
     omegas = np.array([float(w) for w in spectra.geometric(8, 10_000)])
     second = quick(jax.jacfwd(jax.jacrev(lambda p: pe.sinusoidal(p, 8, layout="half"))))
@@ -122,7 +122,7 @@ def test_second_derivative_in_position():
         np.testing.assert_allclose(second(np.float32(p)), want, atol=2e-7, err_msg=f"position {p}")
 
 
-@pytest.mark.parametrize("p", [thorough(np.int32(3)), np.int32(-70_000), thorough(np.float32(2.5))])
+@pytest.mark.parametrize("p", [slow(np.int32(3)), np.int32(-70_000), slow(np.float32(2.5))])
 def test_derivative_in_frequencies(p):
     angular = np.array([1.0, 0.3, -0.02], np.float32)
     encode = functools.partial(pe.sinusoidal, layout="half")
@@ -212,7 +212,7 @@ def test_x64_gives_the_same_bits():
         np.testing.assert_array_equal(a, b, strict=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_x64_gives_the_same_bits_for_array_frequencies():
     positions, angular = np.arange(-50, 50, dtype=np.int32), np.array([0.1, 0.7], np.float32)
     with jax.enable_x64(False):
@@ -221,7 +221,7 @@ def test_x64_gives_the_same_bits_for_array_frequencies():
         np.testing.assert_array_equal(pe.sinusoidal(positions, angular.astype(np.float64)), without, strict=True)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_float64_frequencies_are_exact_under_x64():
     angular, positions = np.array([0.1, 1 / 3, 2e-5]), positions_to_try(9)
     with jax.enable_x64(True):

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import encodings, recorded
 from oracles import positions as loops
 
@@ -92,7 +92,7 @@ LENGTHS = [(*pack, dtype) for pack in PACKS for dtype in DTYPES if max(pack[0], 
 
 
 @pytest.mark.parametrize(
-    ("lengths", "total", "dtype"), [x if i in (1, 8, 16) else thorough(*x) for i, x in enumerate(LENGTHS)]
+    ("lengths", "total", "dtype"), [x if i in (1, 8, 16) else slow(*x) for i, x in enumerate(LENGTHS)]
 )
 def test_lengths(lengths, total, dtype):
     lengths, want = np.array(lengths, dtype), loops.lengths(lengths, total)
@@ -121,7 +121,7 @@ def test_segments_and_cumulative_lengths_of_a_pack():
     np.testing.assert_array_equal(pe.positions_from_segments(ids), positions)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_traced_lengths_that_do_not_fit():
     f, most = functools.partial(pe.positions_from_lengths, total=7), 2**31 - 1
     # sums that wrap around in int32 or uint32
@@ -137,7 +137,7 @@ def test_traced_lengths_that_do_not_fit():
     np.testing.assert_array_equal(wide, [[0, 1, 2, 0, 1, 2, 3], [-1] * 7])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_memory_of_lengths():
     total, n = 2**18, 2**12
     of_total = functools.partial(pe.positions_from_lengths, total=total)
@@ -146,7 +146,7 @@ def test_memory_of_lengths():
     assert not {"gather", "sort"} & set(compiled.as_text().replace("(", " ").split())
 
 
-@pytest.mark.parametrize("f", [pe.positions_from_segments, thorough(pe.positions_from_mask)])
+@pytest.mark.parametrize("f", [pe.positions_from_segments, slow(pe.positions_from_mask)])
 def test_memory_grows_with_the_length(f):
     for length in (2**14, 2**18):
         compiled = quick(f).lower(jax.ShapeDtypeStruct((length,), np.int32)).compile()
@@ -220,9 +220,7 @@ SHARDED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "length", "shards"), [x if i == 2 else thorough(*x) for i, x in enumerate(SHARDED)]
-)
+@pytest.mark.parametrize(("lengths", "length", "shards"), [x if i == 2 else slow(*x) for i, x in enumerate(SHARDED)])
 def test_shards_of_packs(lengths, length, shards):
     lengths = np.array(lengths, np.int32)
     both = np.stack([lengths, lengths[::-1]])[None]
@@ -274,7 +272,7 @@ def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
     np.testing.assert_array_equal(rows, [loops.shards(16, 2, "zigzag"), *of_fitting])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_sharded_pack_has_the_bits_of_the_whole(order, on_cpu):
     length, n = 48, 4
@@ -367,7 +365,7 @@ def test_tables_of_mae_and_big_vision(shape, width):
 
 
 @pytest.mark.parametrize(
-    "case", [c if n % 2 else thorough(c) for n, c in enumerate(TIMM)], ids=lambda c: f"{c['shape']} {c['arguments']}"
+    "case", [c if n % 2 else slow(c) for n, c in enumerate(TIMM)], ids=lambda c: f"{c['shape']} {c['arguments']}"
 )
 def test_tables_of_timm(case):
     shape, keywords = case["shape"], case["arguments"]

@@ -14,7 +14,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from oracles import rotations
 from oracles.encodings import waves as exact
 
@@ -48,9 +48,9 @@ def test_waves_are_those_of_the_encoding():
     np.testing.assert_array_equal(np.concatenate(got[::-1], -1), pe.sinusoidal(FAR, 4, layout="half"))
 
 
-@pytest.mark.parametrize("part", [thorough("first"), "last"])
-@pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
-@pytest.mark.parametrize(("dtype", "width"), [thorough(jnp.float32, 16), (jnp.bfloat16, 8), thorough(jnp.float16, 12)])
+@pytest.mark.parametrize("part", [slow("first"), "last"])
+@pytest.mark.parametrize("layout", ["half", slow("interleaved")])
+@pytest.mark.parametrize(("dtype", "width"), [slow(jnp.float32, 16), (jnp.bfloat16, 8), slow(jnp.float16, 12)])
 def test_rotary_by_cos_sin_has_the_same_bits(dtype, width, layout, part):
     f = pe.geometric(width).with_attention_factor(1.3)
     shapes = {(2, 5, 4, 16): -2, (2, 4, 5, 16): -3, (2, 5, 16): None, (2, 5, 1, 16): -2}  # and their axis of heads
@@ -86,7 +86,7 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize("part", ["first", thorough("last")])
+@pytest.mark.parametrize("part", ["first", slow("last")])
 @pytest.mark.parametrize("layout", tiered(TWICE, ["interleaved"]))
 def test_a_column_for_each_feature(layout, part):
     """Of all or of a part of the head: 8 columns for a head of 16 are 4 pairs twice, as in GPT-NeoX and GLM-4."""
@@ -147,7 +147,7 @@ def test_arrays_need_not_come_from_cos_sin():
     assert_within(interleaved, rotations.rotate(x, s[:, None], c[:, None], "interleaved"), 1e-6, against="float64")
 
 
-@pytest.mark.parametrize("columns", [thorough("pair"), "half", thorough("interleaved")])
+@pytest.mark.parametrize("columns", [slow("pair"), "half", slow("interleaved")])
 def test_it_is_a_pair_and_a_pytree_that_knows_its_columns(columns):
     layout, x = "interleaved" if columns == "interleaved" else "half", np.ones((5, 3, 8), np.float32)
     rotate = lambda x, c: by(x, c, layout=layout)  # noqa: E731
@@ -168,7 +168,7 @@ def test_it_is_a_pair_and_a_pytree_that_knows_its_columns(columns):
     np.testing.assert_array_equal(y, want)
 
 
-@pytest.mark.parametrize("dtype", [thorough(jnp.float32), jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [slow(jnp.float32), jnp.bfloat16])
 def test_cos_sin_in_16_bits_is_taken_as_it_is(dtype):
     x = RNG.normal(size=(2, 5, 8, 8)).astype(jnp.bfloat16).astype(dtype)
     cases = list(itertools.product(("half", "interleaved"), (3, 4)))  # 3 pairs turn some of the features, 4 all
@@ -207,7 +207,7 @@ def angles_of(positions, frequencies):
     return turns.astype(np.float64)
 
 
-@pytest.mark.parametrize(("axis", "layout", "part"), [thorough(-2, "half", "first"), (-3, "interleaved", "last")])
+@pytest.mark.parametrize(("axis", "layout", "part"), [slow(-2, "half", "first"), (-3, "interleaved", "last")])
 def test_by_heads(axis, layout, part):
     w = RNG.normal(size=(3, 2, 4)).astype(np.float32)
     p = RNG.integers(-1_000_000, 1_000_000, (2, 5, 2)).astype(np.int32)
@@ -229,7 +229,7 @@ def test_heads_are_apart():
     np.testing.assert_array_equal(shared[:, 0], whole[:, 0])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_axes_are_added():
     x, p = RNG.normal(size=(5, 3, 8)).astype(np.float32), RNG.integers(0, 90, (5, 2)).astype(np.int32)
     w = RNG.normal(size=(3, 2, 4)).astype(np.float32)

@@ -13,7 +13,7 @@ import posenc_jax as pe
 import posenc_jax.linen as linen
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import compiled_by, thorough
+from helpers.tiers import compiled_by, slow
 from oracles import attention, encodings, recorded, rotations, spectra
 from oracles.biases import softplus
 from posenc_jax._frequencies.angles import Angles
@@ -35,7 +35,7 @@ def formula(x, positions, phase=0.0, layout="half", base=10_000):
     return rotations.pope(x, sine * c + cosine * s, cosine * c - sine * s, layout)
 
 
-@pytest.mark.parametrize("layout", [thorough("half"), "interleaved"])
+@pytest.mark.parametrize("layout", [slow("half"), "interleaved"])
 def test_the_formula_at_every_position(layout):
     both = quick(lambda x, p, d: (pope(x, p, layout=layout), pope(x, p, phase=d, layout=layout)))(X, FAR, PHASE)
     for got, phase in zip(both, (0, PHASE), strict=True):
@@ -61,7 +61,7 @@ def turned(case, form=pe.pope):
     return form(q, at, f, **options), form(k, at, f, phase=phase, **options)
 
 
-@pytest.mark.parametrize("case", [PEER[0], *map(thorough, PEER[1:])], ids=range(len(PEER)))
+@pytest.mark.parametrize("case", [PEER[0], *map(slow, PEER[1:])], ids=range(len(PEER)))
 def test_queries_keys_and_scores_are_those_of_pope_pytorch(case):
     query, key = quick(lambda: turned(case))()
     for got, name in ((query, "query"), (key, "key")):
@@ -82,7 +82,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_recorded_values_tell_wrong_variants():
     found = quick(lambda: {name: turned(PEER[0], form) for name, form in WRONG.items()})()
     for name, both in jax.device_get(found).items():
@@ -115,7 +115,7 @@ def test_scores_depend_on_the_offset_and_the_phase_alone():
         assert np.abs(found - near).max() > 1e-2
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_content_cannot_move_a_peak():
     """With RoPE the offset of the greatest score depends on the contents; with PoPE each feature's stays."""
     q, k = (np.exp(RNG.normal(size=(2, 100, 1, 1))) for _ in range(2))  # one feature, of magnitudes
@@ -128,7 +128,7 @@ def test_a_content_cannot_move_a_peak():
     np.testing.assert_allclose(found, -0.7, atol=0.011)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_pairs_are_those_that_rotary_turns():
     f, magnitude = pe.geometric(12, 500.0), softplus(X).astype(np.float32)
     parts = magnitude, np.zeros_like(magnitude)
@@ -193,7 +193,7 @@ def test_dtypes_and_axes(program):
     assert_within(y["axes"], rotations.pope(X, np.sin(at)[:, None], np.cos(at)[:, None], "half"), 5e-6)
 
 
-@pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
+@pytest.mark.parametrize("layout", ["half", slow("interleaved")])
 def test_both_forms_give_the_same_bits(layout):
     angles = Angles(FAR[None, :, None, None], pe.geometric(12), PHASE[None, None])
     both = jax.jit(lambda x: [lowering(layout, x, angles) for lowering in (_stacked, _padded)])(X)
@@ -274,7 +274,7 @@ def test_a_phase_at_an_end_has_a_derivative():
     assert np.abs(np.asarray(want)).min() > 1e-3
 
 
-@pytest.mark.parametrize("layout", ["half", thorough("interleaved")])
+@pytest.mark.parametrize("layout", ["half", slow("interleaved")])
 def test_attention_of_both_stacks(layout):
     q, k, v = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)
     phase, p = RNG.uniform(-6, 0.5, (2, 8)).astype(np.float32), np.array([5, 7, 8, 9, 1_000_000, 2_000_000_000])
@@ -305,7 +305,7 @@ def from_rng(key, shape, dtype):
     return (RNG.normal(size=shape) / 5).astype(dtype)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_in_the_layers_of_flax():
     x = RNG.normal(size=(2, 5, 16)).astype(np.float32)
     layer = nnx.MultiHeadAttention(

@@ -10,7 +10,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import thorough
+from helpers.tiers import slow
 from oracles import cameras, recorded
 from posenc_jax._rotary import transforms
 
@@ -30,7 +30,7 @@ def by_role(x, extrinsics, intrinsics=None, **settings):
 
 @pytest.mark.parametrize(
     ("lens", "width"),
-    [(True, 8), (False, None), thorough(True, None), thorough(False, 8)],
+    [(True, 8), (False, None), slow(True, None), slow(False, 8)],
     ids=["PRoPE-8", "GTA-None", "PRoPE-None", "GTA-8"],
 )
 def test_the_formula(lens, width):
@@ -50,7 +50,7 @@ def test_the_formula(lens, width):
 
 
 @pytest.mark.parametrize(
-    "case", [thorough(c) if c["name"] == "GTA" else c for c in recorded.cases("cameras")], ids=lambda case: case["name"]
+    "case", [slow(c) if c["name"] == "GTA" else c for c in recorded.cases("cameras")], ids=lambda case: case["name"]
 )
 def test_the_authors_attention(case):
     """With their layout: the columns' features before the rows', each as halves, turned backward.
@@ -159,9 +159,7 @@ def test_one_camera_leaves_scores_and_outputs_alone():
     assert_within(attend(q, k, v, POSES[:1, :1], LENSES[:1, :1]), np.asarray(plain), 1e-5)
 
 
-@pytest.mark.parametrize(
-    "shape", [thorough((SEQ, 4, 4)), thorough((4, 4)), (BATCH, 1, 4, 4), thorough((BATCH, SEQ, 4, 4))]
-)
+@pytest.mark.parametrize("shape", [slow((SEQ, 4, 4)), slow((4, 4)), (BATCH, 1, 4, 4), slow((BATCH, SEQ, 4, 4))])
 def test_cameras_broadcast_as_positions_do(shape):
     e = POSES[: shape[0] if len(shape) == 4 else 1, : shape[-3] if len(shape) > 2 else 1].reshape(shape)
     x, heads_first, one = X, X.swapaxes(1, 2), X[:, :, 0]
@@ -178,7 +176,7 @@ def test_cameras_broadcast_as_positions_do(shape):
     np.testing.assert_array_equal(none, last[:, :, 0])
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, thorough(np.float16)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(np.float16)])
 def test_a_16_bit_result_is_rounded_once(dtype):
     x = X.astype(dtype)
     of = jax.jit(lambda x: list(by_role(x, POSES, LENSES, image_size=SIZE, width=8).values()))
@@ -202,8 +200,8 @@ def test_float64_is_kept():
         assert_within(got[role], cameras.transformed(x, cameras.matrix(role, cameras.projection(e, k, SIZE))), 1e-13)
 
 
-@pytest.mark.parametrize("width", [8, thorough(DIM)])
-@pytest.mark.parametrize("role", ["query", thorough("key"), thorough("value"), thorough("output")])
+@pytest.mark.parametrize("width", [8, slow(DIM)])
+@pytest.mark.parametrize("role", ["query", slow("key"), slow("value"), slow("output")])
 def test_derivatives(role, width):
     """Along a direction of all arguments, forward and backward, beside the float64 formula's slope."""
     arguments = X, POSES, LENSES
@@ -239,8 +237,8 @@ def test_derivatives(role, width):
         assert a.shape == x.shape
 
 
-@pytest.mark.parametrize("result", [thorough(np.float32), jnp.bfloat16])
-@pytest.mark.parametrize("width", [8, thorough(DIM)])
+@pytest.mark.parametrize("result", [slow(np.float32), jnp.bfloat16])
+@pytest.mark.parametrize("width", [8, slow(DIM)])
 def test_every_form_computes_the_same(width, result):
     """An infinity, and NaN, stay in their group; on a CPU, which has an FMA, the form for TPUs rounds otherwise."""
     x, matrix = X.astype(result), RNG.normal(size=(BATCH, SEQ, 1, 16)).astype(np.float32)

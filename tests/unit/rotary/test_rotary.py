@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.quick import quick
-from helpers.tiers import compiled_by, thorough, tiered
+from helpers.tiers import compiled_by, slow, tiered
 from oracles import encodings, rotations, spectra
 from posenc_jax import linen
 from posenc_jax import nnx as nnx_modules
@@ -89,7 +89,7 @@ def test_norms_are_kept_and_rotations_compose():
     np.testing.assert_allclose(twice, pe.rotary(x, p[0] + p[1], head_axis=-2), atol=2e-6)
 
 
-@pytest.mark.parametrize("part", [thorough("first"), "last"])
+@pytest.mark.parametrize("part", [slow("first"), "last"])
 @pytest.mark.parametrize("layout", tiered(LAYOUTS, ["interleaved"]))
 def test_keys_move_by_an_offset(layout, part):
     """To where they would have been rotated, with an amplitude that is applied once."""
@@ -133,7 +133,7 @@ def test_in_16_bits_a_thousand_moves_are_not_one():
 @compiled_by(quick)
 @pytest.mark.parametrize(
     ("head_dim", "dim"),
-    [thorough(16, 4), thorough(16, 6), (7, 4), thorough(8, 8), thorough(8, 4), thorough(16, 12), thorough(40, 4)],
+    [slow(16, 4), slow(16, 6), (7, 4), slow(8, 8), slow(8, 4), slow(16, 12), slow(40, 4)],
 )
 def test_partial(head_dim, dim, program):
     x, p, ways = normal(2, 5, 3, head_dim), np.arange(100, 105), [*itertools.product(LAYOUTS, ["first", "last"])]
@@ -212,7 +212,7 @@ def test_prefill_then_steps_is_the_whole_sequence():
 @compiled_by(quick)
 @pytest.mark.parametrize("layout", tiered(LAYOUTS, ["interleaved"]))
 @pytest.mark.parametrize(
-    "frequencies", [thorough(None), thorough(6), SCALED, np.float32([1, 0.3])], ids=["None", "6", "scaled", "array"]
+    "frequencies", [slow(None), slow(6), SCALED, np.float32([1, 0.3])], ids=["None", "6", "scaled", "array"]
 )
 def test_inverse(layout, frequencies, program):
     x, p = normal(2, 5, 3, 8), np.arange(2_000_000_000, 2_000_000_005)
@@ -245,7 +245,7 @@ def test_the_attention_factor_multiplies_what_is_turned(program):
 
 @pytest.mark.parametrize(
     ("layout", "dtype"),
-    [("half", jnp.bfloat16), *(thorough(*x) for x in (("interleaved", jnp.float16), ("half", jnp.float16), ("interleaved", jnp.bfloat16)))],
+    [("half", jnp.bfloat16), *(slow(*x) for x in (("interleaved", jnp.float16), ("half", jnp.float16), ("interleaved", jnp.bfloat16)))],
 )  # fmt: skip
 def test_half_precision_is_float32_rounded_once(layout, dtype):
     x = normal(3, 50, 8, 16).astype(dtype)
@@ -373,10 +373,10 @@ def test_float32_precision_is_what_references_compute(layout, program):
 @pytest.mark.parametrize(
     ("layout", "inverse", "shape"),
     [
-        thorough("half", False, (2, 5)),
+        slow("half", False, (2, 5)),
         ("interleaved", True, (5,)),
-        thorough("half", True, (2, 1)),
-        thorough("interleaved", False, ()),
+        slow("half", True, (2, 1)),
+        slow("interleaved", False, ()),
     ],
 )
 def test_derivatives_in_x_positions_and_frequencies(layout, inverse, shape):
@@ -443,7 +443,7 @@ def test_derivatives_by_frequencies_are_not_rounded_to_16_bits():
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-3)  # sums of 256 terms of up to 64 · 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_derivatives_compose():
     x, p = normal(4, 3, 2, 8), np.arange(3)
     loss = lambda x: jnp.sum(pe.rotary(x, p, head_axis=-2) ** 4)  # noqa: E731
@@ -465,7 +465,7 @@ def test_derivatives_compose():
     np.testing.assert_allclose(jacobian @ one, y, atol=1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Explicit, "shard_map"])
 @pytest.mark.parametrize(
     ("x_spec", "p_spec"),
@@ -520,7 +520,7 @@ def test_an_x_that_is_one_for_all_devices(on_cpu):
 
 
 @compiled_by(quick)
-@pytest.mark.parametrize(("part", "dim"), [thorough("first", 8), thorough("first", 4), ("last", 6)])
+@pytest.mark.parametrize(("part", "dim"), [slow("first", 8), slow("first", 4), ("last", 6)])
 def test_convert_layout_keeps_the_scores_of_a_layer(part, dim, program):
     heads, head_dim, p = 2, 8, np.arange(5)
     layer = nnx.eval_shape(

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import thorough, tiered
+from helpers.tiers import slow, tiered
 from posenc_jax._frequencies.angles import Angles
 from posenc_jax._jax import workarounds
 from posenc_jax._rotary import lowerings
@@ -52,7 +52,7 @@ ELSEWHERE = {
     "rotate words, pairs": form("rotate_in_words"),
     "reverse halves in place, TPU": form("reverse_halves_in_place", workarounds.TPU),
 }
-EVERY = pytest.mark.parametrize("every", [FORMS, thorough(ELSEWHERE)], ids=["forms", "forms elsewhere"])
+EVERY = pytest.mark.parametrize("every", [FORMS, slow(ELSEWHERE)], ids=["forms", "forms elsewhere"])
 
 
 def forms(every, layout, whole, dtype="float32"):
@@ -85,10 +85,10 @@ def assert_same(name, got, want):
     [
         ("float32", False, True, 16, 4, "interleaved"),
         ("bfloat16", True, True, 6, 4, "half"),
-        thorough("float32", False, True, 16, 4, "half"),
-        thorough("bfloat16", True, True, 6, 4, "interleaved"),
+        slow("float32", False, True, 16, 4, "half"),
+        slow("bfloat16", True, True, 6, 4, "interleaved"),
         *(
-            thorough(*settings, layout)
+            slow(*settings, layout)
             for layout in LAYOUTS
             for settings in [
                 ("float32", False, False, 6, 1),
@@ -110,7 +110,7 @@ def test_every_form_computes_the_same(layout, dtype, last, backward, dim, heads)
         assert_same(name, got, results["reference"])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("ends_and_ways", [((False, False), (True, True)), ((False, True), (True, False))])

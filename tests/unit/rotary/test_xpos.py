@@ -9,7 +9,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.quick import quick
-from helpers.tiers import compiled_by, thorough
+from helpers.tiers import compiled_by, slow
 from oracles import encodings, rotations, spectra
 from posenc_jax._rotary import xpos
 
@@ -21,7 +21,7 @@ def normal(*shape, seed=0):
 @compiled_by(quick)
 @pytest.mark.parametrize(
     ("layout", "base", "gamma"),
-    [("half", 512.0, 0.4), ("interleaved", 64, 1.0), thorough("half", 64, 1.0), thorough("interleaved", 512.0, 0.4)],
+    [("half", 512.0, 0.4), ("interleaved", 64, 1.0), slow("half", 64, 1.0), slow("interleaved", 512.0, 0.4)],
 )
 def test_the_formula(layout, base, gamma, program):
     q, k, p = normal(50, 2, 8), normal(50, 1, 8, seed=1), np.arange(50) * 7 - 100
@@ -93,7 +93,7 @@ def test_a_16_bit_result_is_rounded_once(program):
         np.testing.assert_array_equal(short, np.asarray(full).astype(jnp.bfloat16))
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @compiled_by(jax.jit)
 def test_a_cached_key_fits_every_later_query(program):
     # The position decides, not the length of the call.
@@ -138,7 +138,7 @@ def test_features_beyond_the_width_are_neither_turned_nor_scaled():
 
 @pytest.mark.parametrize(
     ("layout", "dtype"),
-    [("half", jnp.bfloat16), thorough("interleaved", jnp.float16), thorough("half", jnp.float16), thorough("interleaved", jnp.bfloat16)],
+    [("half", jnp.bfloat16), slow("interleaved", jnp.float16), slow("half", jnp.float16), slow("interleaved", jnp.bfloat16)],
 )  # fmt: skip
 def test_a_derivative_in_16_bits_is_rounded_once(layout, dtype):
     x, dy, p = normal(2, 9, 4, 8), normal(2, 9, 4, 8, seed=1).astype(dtype), np.arange(9)
