@@ -1,0 +1,312 @@
+"""Each argument of each public function: every form in which it may come, and what is refused by its own name.
+
+POSENC_HOSTILE=N multiplies what is drawn (`nox -s fuzz`).
+"""
+
+import itertools
+import re
+
+import flax.nnx
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import export
+
+import posenc_jax as pe
+from helpers.functions import FUNCTIONS
+from helpers.hostile import MANY
+from helpers.tiers import slow
+from posenc_jax import linen, nnx
+
+BARE = {name: row for name, row in FUNCTIONS.items() if "," not in name}  # which give every argument
+OF_ARRAYS = {name: row for name, row in FUNCTIONS.items() if row.arrays}
+NAN, INF = float("nan"), float("inf")
+NARROW = jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu, jnp.float4_e2m1fn
+POSITIONS = "positions query_positions key_positions offset timesteps origin length".split()
+AT = [(name, argument) for name, row in BARE.items() for argument in {*row.given} & {*POSITIONS}]
+
+
+def public(name):
+    return name.removeprefix("hf.")
+
+
+def test_the_table_names_every_function():
+    assert {name for name in BARE if "." not in name} == {*pe.__all__} - {"CosSin"}
+
+
+# What does not belong
+
+JUNK = [
+    *(None, True, False, 0, -1, 1, 3, 7, -0.0, 0.5, 1e-320, 1e-39, 2e-38, 1e-20, 1e38, 1e308, -2.5, NAN, INF, -INF),
+    *(2**31, -(2**31) - 1, 2**63, 10**400, "", "half", "nan", "²", b"x", b"\2\2", 1j, object(), [], [1], [[1.0]]),
+    *([None], (), (1, 2), (1.0, NAN), {}, {1: 2}, {1, 2}, range(3), np.int32, jnp.complex64, "float33", jnp.float64),
+    *(np.float32(2), np.float32(1e-39), np.float32(NAN), np.int64(3), np.bool_(True), np.float64(1.5)),
+    *(np.timedelta64(1, "s"), np.array(2), np.array(NAN, np.float32), np.array(["a"] * 6), np.array([None] * 6)),
+    *(np.zeros(shape, np.float32) for shape in ((0,), (0, 8), (6, 0), (2, 3, 4, 5))),
+    *(np.ones(6, dtype) for dtype in (bool, np.complex64, float, "m8[s]", ">f4", ">i4", np.longdouble, np.float16)),
+    *(np.full(6, value, np.float32) for value in (NAN, INF)),
+    *(
+        np.full(6, 2**40),
+        np.full(6, 2**32 - 1, np.uint32),
+        np.zeros(6, "M8[D]"),
+        np.ma.ones((6, 8)),
+        np.full((6, 8), "a"),
+    ),
+    *(np.arange(6, dtype=np.uint8), np.zeros((6, 8), "m8[s]"), jax.ShapeDtypeStruct((6,), jnp.float32)),
+    *(np.ones((6, 8), dtype) for dtype in (jnp.float4_e2m1fn, jnp.float8_e8m0fnu)),
+    *jax.device_put([np.zeros(6, dtype) for dtype in (jnp.bfloat16, jnp.int4, jnp.float8_e4m3fn)]),
+    *(jax.random.wrap_key_data(np.zeros(shape, np.uint32)) for shape in ((2,), (6, 2))),
+    *(pe.geometric(8), pe.axial(8, 2), pe.geometric(7), pe.geometric(0)),
+    *(flax.nnx.Param(jax.device_put(np.arange(6, dtype=dtype))) for dtype in (np.float32, np.int32)),
+]
+# Where two arguments must fit each other, the error may name the other one.
+TOGETHER = {
+    ("convert_layout", "weights"),
+    ("convert_layout", "axis"),
+    ("prope", "intrinsics"),
+    ("Frequencies", "cycles"),
+}
+TOGETHER |= {(name, "head_axis") for name in BARE} | {(name, "frequencies") for name in ("axial", "longrope")}
+TOGETHER |= {(name, argument) for name, row in BARE.items() if "from_tokens" in name for argument in row.given}
+# A finite position may have no row in the table, for which the valid call asks NaN, or may lead beyond float32.
+OUTSIDE = {("learned", "positions"), ("add_learned", "positions"), ("attention", "scale"), ("xpos", "scale_base")}
+OUTSIDE |= {("relative_position_bias", f"{side}_positions") for side in ("query", "key")}
+
+
+def is_finite(x):
+    """Whether no float in it is NaN or infinite, nor a frequency."""
+    leaves = jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, pe.Frequencies))
+    floats = (getattr(leaf, "angular", leaf) for leaf in leaves)
+    floats = (x for x in floats if isinstance(x, float) or jnp.issubdtype(getattr(x, "dtype", None), jnp.floating))
+    return all(np.isfinite(np.asarray(x, np.float64)).all() for x in floats)
+
+
+@pytest.mark.parametrize("computed", [False, slow(True)], ids=["traced", "computed"])
+@pytest.mark.parametrize("name", BARE)
+def test_an_argument_is_right_or_refused_by_name(name, computed):
+    """The result, finite where what is given is finite, or a TypeError or ValueError that names function and argument."""
+    row = BARE[name]
+    call = (
+        (lambda given: row.function(**given))
+        if computed
+        else lambda given: jax.eval_shape(lambda: row.function(**given))
+    )
+    call(row.arguments)
+    for i, argument in enumerate(row.given):
+        names = row.given if (name, argument) in TOGETHER else [argument]
+        right = rf"{re.escape(public(name))}: .{{9}}.*"
+        for junk in JUNK if MANY > 1 else JUNK[i % 8 :: 8]:  # by default an eighth, another for each argument
+            try:
+                result = call(row.arguments | {argument: junk})
+                assert not computed or is_finite(result) or not is_finite(junk) or (name, argument) in OUTSIDE
+            except (TypeError, ValueError) as error:
+                message = str(error)
+                assert re.match(right, message) and any(re.search(rf"\b{n}\b", message) for n in names), (
+                    argument,
+                    message,
+                )
+            except Exception as error:
+                raise AssertionError(f"{argument} = {junk!r:.60} gives {type(error).__name__}: {error}") from error
+
+
+@pytest.mark.parametrize(("name", "argument"), AT)
+def test_floats_that_skip_integers_are_no_positions(name, argument):
+    row = BARE[name]
+    for dtype in NARROW:
+        p = np.ones(np.shape(row.arguments[argument]), dtype)
+        with pytest.raises(TypeError, match=f"^{name}: {argument} must be .*, got {jnp.dtype(dtype)}"):
+            jax.eval_shape(lambda p: row.function(**row.arguments | {argument: p}), p)
+        with pytest.raises(TypeError, match=f"^{name}: {argument} must be .*, got {jnp.dtype(dtype)}"):
+            row.function(**row.arguments | {argument: p})
+
+
+@pytest.mark.parametrize("dtype", NARROW[:2])
+@pytest.mark.parametrize("name", [name for name, row in BARE.items() if "frequencies" in row.given and name != "axial"])
+def test_frequencies_in_16_bits_are_refused(name, dtype):
+    """Rounded to 16 bits they are off by up to one part in 256, which is a radian at position 1,000."""
+    row = BARE[name]
+    with pytest.raises(TypeError, match=f"^{name}: frequencies must be (float32, got {jnp.dtype(dtype)}|Freq)"):
+        row.function(**row.arguments | {"frequencies": np.ones(4, dtype)})
+
+
+# Other forms of what belongs
+
+
+class Held:
+    """An object that stands for its array."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __jax_array__(self):
+        return jnp.asarray(self.x)
+
+
+@pytest.mark.parametrize("name", OF_ARRAYS)
+def test_an_object_may_stand_for_its_array(name):
+    """Each alone, and all; nothing is compiled."""
+    row = OF_ARRAYS[name]
+    want = jax.eval_shape(lambda: row(*row.arrays))
+    held = [Held(jax.device_put(x)) for x in row.arrays]
+    for arrays in [held, *([*row.arrays[:i], x, *row.arrays[i + 1 :]] for i, x in enumerate(held))]:
+        assert jax.eval_shape(lambda: row(*arrays)) == want  # noqa: B023
+
+
+@pytest.mark.parametrize("hold", [Held, flax.nnx.Param])
+@pytest.mark.parametrize("name", ["alibi", "add_learned", "positions_from_lengths"])
+def test_the_array_that_an_object_holds_is_read(name, hold):
+    row = OF_ARRAYS[name]
+    held = [hold(jax.device_put(x)) for x in row.arrays]
+    np.testing.assert_array_equal(row(*held), row(*row.arrays))
+
+
+def program_of(call, *arrays):
+    """The text of a call's program and the arrays that it closes over."""
+    jaxpr = jax.make_jaxpr(lambda: call(*arrays))()
+    return str(jaxpr), [(x.dtype, np.asarray(x).tobytes()) for x in jaxpr.consts]
+
+
+@pytest.mark.parametrize("name", OF_ARRAYS)
+def test_float64_of_numpy_without_x64_is_rounded_as_jax_rounds_it(name):
+    """But frequencies, whose digits beyond float32 are used."""
+    row = OF_ARRAYS[name]
+    named = [*zip(row.names, row.arrays, strict=True)]
+    rounded = {name for name, x in named if x.dtype == np.float32 and name != "frequencies"}
+    of = lambda dtype: [(0.75 * x).astype(dtype) if name in rounded else x for name, x in named]  # noqa: E731
+    assert program_of(row, *of(np.float64)) == program_of(row, *of(np.float32))
+
+
+@pytest.mark.parametrize("name", OF_ARRAYS)
+def test_x64_changes_no_result_of_float32(name):
+    """Only the integers that are made, positions, take its width."""
+    row = OF_ARRAYS[name]
+    with jax.enable_x64(True):
+        wide = jax.eval_shape(row, *row.arrays)
+    for a, b in zip(jax.tree.leaves(jax.eval_shape(row, *row.arrays)), jax.tree.leaves(wide), strict=True):
+        assert a.shape == b.shape and (a.dtype == b.dtype or a.dtype == jnp.int32)
+
+
+@pytest.mark.parametrize(("name", "argument"), AT)
+def test_float64_positions_are_read_exactly_or_rounded_where_that_moves_none(name, argument):
+    row = BARE[name]
+    given = np.asarray(row.arguments[argument])
+    call = lambda p: program_of(lambda: row.function(**row.arguments | {argument: p}))  # noqa: E731
+    half = np.resize(np.float32([0.5, 7.5, 900.5]), given.shape)
+    try:
+        want = call(half)
+    except TypeError as error:  # rows of a table are integers
+        assert re.match(f"{name}: {argument} must be an integer", str(error))
+        return
+    assert call(half.astype(np.float64)) == want
+    assert call(half + np.float64(0.1)) == call((half + np.float64(0.1)).astype(np.float32))
+    assert call(given.astype(np.float64)) == call(given)
+    for moved in (1e9 + 0.5, 2.0**31):
+        with pytest.raises(ValueError, match=f"^{name}: {argument} must (fit into int32|be integers or floats)"):
+            call(np.full(given.shape, moved))
+    for beyond in (np.float32(2.0**31), np.float32(-3e9)):
+        with pytest.raises(ValueError, match=f"^{name}: {argument} must fit into int32, got float32 values"):
+            call(np.full_like(half, beyond))
+    call(np.full_like(half, NAN))  # masked
+    call(np.full_like(half, 2**31 - 128))  # the greatest in int32
+
+
+def test_integers_of_any_width_and_byte_order_are_positions():
+    want = pe.timestep_embedding(np.arange(3), 8)
+    for dtype in (np.int8, np.uint16, np.int64, ">i4", ">u2", ">i8", np.float32):
+        np.testing.assert_array_equal(pe.timestep_embedding(np.arange(3).astype(dtype), 8), want)
+
+
+# Narrow formats
+
+# Which would give a number where NaN is due, or NaN for each negative cosine
+LACKING = {"float4_e2m1fn": "no NaN", "float6_e2m3fn": "no NaN", "float6_e3m2fn": "no NaN"}
+LACKING["float8_e8m0fnu"] = "no negative numbers"
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_formats_without_nan_or_sign_are_refused(name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    p, x = np.arange(6), np.ones((6, 8)).astype(dtype)
+    calls = {
+        "sinusoidal: dtype": lambda: pe.sinusoidal(p, 8, dtype=dtype),
+        "learned: table": lambda: pe.learned(p, x),
+        "add_sinusoidal: x": lambda: pe.add_sinusoidal(x),
+        "LearnedEncoding: param_dtype": lambda: linen.LearnedEncoding(8, 8, param_dtype=dtype).init(
+            jax.random.key(0), np.ones((6, 8), np.float32)
+        ),
+    }
+    for beginning, call in calls.items():
+        with pytest.raises(
+            TypeError, match=f"^{beginning} (is {name}, which has {LACKING[name]}|must be .*got {name})"
+        ):
+            call()
+
+
+@pytest.mark.parametrize("name", ["e3m4", "e4m3", "e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"])
+def test_the_other_formats_of_8_bits_hold_signs_and_nan(name):
+    dtype = np.dtype(getattr(ml_dtypes, f"float8_{name}"))
+    encoded, rows = jax.jit(lambda p, at, t: (pe.sinusoidal(p, 4, dtype=dtype), pe.learned(at, t)))(
+        np.array([-1, NAN], np.float32), np.array([5, 0]), -np.ones((3, 2)).astype(dtype)
+    )
+    assert encoded.dtype == rows.dtype == dtype
+    encoded, rows = (np.asarray(x).astype(np.float32) for x in (encoded, rows))
+    assert encoded[0, 0] < -0.8 and np.isnan(encoded[1]).all()
+    np.testing.assert_array_equal(rows, [[NAN] * 2, [-1] * 2])
+
+
+# Lengths that cannot be counted, and sizes that are not known
+
+ATTEND = nnx.positional_attention(bias=lambda i, j: pe.alibi(i, j, 1))
+SHAPE = jax.ShapeDtypeStruct
+# Calls that count positions, of an array with n along its sequence
+COUNTS = {
+    "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), np.float32)),
+    "rotary": (lambda x: pe.rotary(x, head_axis=-2), lambda n: SHAPE((n, 2, 8), np.float32)),
+    "rotary, heads first": (lambda x: pe.rotary(x, head_axis=-3), lambda n: SHAPE((2, n, 8), np.float32)),
+    "xpos": (lambda x: pe.xpos(x, x, head_axis=-2), lambda n: SHAPE((n, 2, 8), np.float32)),
+    "pope": (lambda x: pe.pope(x, head_axis=-2), lambda n: SHAPE((n, 2, 8), np.float32)),
+    "positions_from_mask": (pe.positions_from_mask, lambda n: SHAPE((2, n), bool)),
+    "positions_from_segments": (pe.positions_from_segments, lambda n: SHAPE((2, n), np.int32)),
+    "positional_attention": (lambda x: ATTEND(x, x, x), lambda n: SHAPE((n, 1, 8), np.float32)),
+    "SinusoidalEncoding.table": (nnx.SinusoidalEncoding(8).table, None),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_no_more_positions_are_counted_than_int32_has(name):
+    call, of_length = COUNTS[name]
+    shape = (lambda n: jax.eval_shape(call, of_length(n))) if of_length else lambda n: jax.eval_shape(lambda: call(n))
+    shape(2**31)
+    for n in (2**31 + 1, 2**40):
+        with pytest.raises(ValueError, match=f"^{name.split(',')[0]}: at most 2³¹ positions can be counted"):
+            shape(n)
+    if of_length:
+        jax.eval_shape(call, of_length(export.symbolic_shape("n")[0]))
+
+
+def test_attention_that_is_causal_counts_no_more_either():
+    call = lambda x: pe.attention(x, x, x, causal=True)  # noqa: E731
+    jax.eval_shape(call, SHAPE((2**31, 2, 8), np.float32))
+    with pytest.raises(
+        ValueError, match="^attention: at most 2³¹ positions can be counted, got query of length 2147483649"
+    ):
+        jax.eval_shape(call, SHAPE((2**31 + 1, 2, 8), np.float32))
+
+
+@pytest.mark.parametrize(
+    "name", ["sinusoidal", "sinusoidal, halves", "add_sinusoidal", "rotary", "rotary, array", "prope", "shift"]
+)
+def test_a_width_must_be_known(name):
+    row = OF_ARRAYS[name]
+    (n,) = export.symbolic_shape("n")
+    for i, axis in itertools.product(range(len(row.axes)), "dp"):
+        if (at := row.axes[i].find(axis)) < 0:
+            continue
+        shapes = [SHAPE(x.shape, x.dtype) for x in row.arrays]
+        shapes[i] = SHAPE((*row.arrays[i].shape[:at], n, *row.arrays[i].shape[at + 1 :]), row.arrays[i].dtype)
+        with pytest.raises(
+            ValueError, match=rf"^\w+: {row.names[i]} must have a known size along axis {at}, got shape .*n"
+        ):
+            jax.eval_shape(row, *shapes)

@@ -1,0 +1,254 @@
+"""Derivatives of every function that has a formula, beside differences of the formula in float64.
+
+Forward mode, reverse mode, second order, and each inside other transformations: no rule of this library is compared with
+another of its rules alone.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from helpers.functions import FUNCTIONS
+from helpers.tiers import slow
+
+SMOOTH = {name: row for name, row in FUNCTIONS.items() if row.formula and row.floats}
+# By default each kind of rule; inside other transformations, of these alone.
+FEW = "rotary, by heads", "rotary, cos_sin", "xpos, array", "pope, array", "prope, key", "t5", "fire"
+H1, H2 = 1e-5, 1e-4  # steps of first and second differences
+
+
+class Directions:
+    """A row's function of its floats, its formula in float64, and directions to differentiate along."""
+
+    def __init__(self, row):
+        rng = np.random.default_rng(1)
+        draw = lambda: [rng.normal(size=x.shape).astype(np.float32) for x in row.floats]  # noqa: E731
+        self.row, self.floats, self.v, self.u = row, row.floats, draw(), draw()
+        self.weights = [rng.normal(size=y.shape).astype(np.float32) for y in jax.tree.leaves(self.truth())]
+
+    def f(self, *floats):
+        return self.row(*self.row.with_floats(floats))
+
+    def truth(self, *steps):
+        """The formula where the floats are moved by h·v for each (h, v)."""
+        return self.row.truth(
+            np.float64(x) + sum(h * np.float64(v[i]) for h, v in steps) for i, x in enumerate(self.floats)
+        )
+
+    def loss(self, *floats):
+        ys = jax.tree.leaves(self.f(*floats))
+        return sum(jnp.sum(w * y**3) for w, y in zip(self.weights, ys, strict=True))
+
+    def true_loss(self, *steps):
+        return sum(np.sum(w * y**3) for w, y in zip(self.weights, jax.tree.leaves(self.truth(*steps)), strict=True))
+
+    def along(self, f, v):
+        """The difference of f along v."""
+        each = zip(jax.tree.leaves(f((H1, v))), jax.tree.leaves(f((-H1, v))), strict=True)
+        return [(a - b) / (2 * H1) for a, b in each]
+
+    def along_two(self, f):
+        """The second difference of f along v and u."""
+        signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+        each = [jax.tree.leaves(f((a * H2, self.v), (b * H2, self.u))) for a, b in signs]
+        return [
+            sum(a * b * y for (a, b), y in zip(signs, ys, strict=True)) / (4 * H2**2) for ys in zip(*each, strict=True)
+        ]
+
+
+def inner(a, b):
+    return sum(jnp.vdot(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check(got, want, bound, what):
+    for a, b in zip(jax.tree.leaves(got), want, strict=True):
+        assert a.dtype == np.float32
+        assert_within(a, b, bound * (1 + np.abs(b)), against=f"the difference {what}")
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
+def test_forward_mode_of_first_and_second_order(name):
+    d = Directions(SMOOTH[name])
+
+    def along_v(*floats):
+        return jax.jvp(d.f, floats, tuple(d.v))[1]
+
+    first, second = jax.jit(lambda *floats: jax.jvp(along_v, floats, tuple(d.u)))(*d.floats)
+    differences = d.along(d.truth, d.v)
+    check(first, differences, 3e-5, "along v")
+    assert all(np.abs(y).max() > 1e-3 for y in differences)  # or zeros would pass
+    check(second, d.along_two(d.truth), 1e-4, "along v and u")
+
+
+@pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
+def test_reverse_mode_by_each_argument_and_forward_over_reverse(name):
+    d = Directions(SMOOTH[name])
+    every = range(len(d.floats))
+    gradient, along_u = jax.jit(lambda *x: jax.jvp(jax.grad(d.loss, [*every]), x, tuple(d.u)))(*d.floats)
+    size = sum(np.abs(w).sum() for w in d.weights)
+    for i in every:
+        alone = [v * (i == j) for j, v in enumerate(d.v)]
+        (want,) = d.along(d.true_loss, alone)
+        assert_within(inner(gradient, alone), want, 3e-5 * (size + abs(want)), against=f"the difference by float {i}")
+    (want,) = d.along_two(d.true_loss)
+    assert_within(
+        inner(along_u, d.v), want, 3e-5 * size + 1e-5 * abs(want), against="the second difference of the loss"
+    )
+
+
+def scanned(f):
+    """f inside a scan, whose carry has derivatives too."""
+
+    def of(*floats):
+        carry, ys = lax.scan(lambda carry, _: (carry, f(*carry)), floats, None, 2)
+        return jax.tree.map(lambda y: y[1] + 0 * sum(jnp.sum(x) for x in carry), ys)
+
+    return of
+
+
+def mapped(f):
+    return lambda *floats: jax.tree.map(lambda y: y[1], jax.vmap(f)(*(jnp.stack([2 * x, x]) for x in floats)))
+
+
+def mapped_by_the_first(f):
+    def of(x, *rest):
+        ys = jax.vmap(f, (0, *[None] * len(rest)))(jnp.stack([2 * x, x]), *rest)
+        return jax.tree.map(lambda y: y[1], ys)
+
+    return of
+
+
+def mapped_by_the_others(f):
+    def of(x, *rest):
+        if not rest:
+            return f(x)
+        ys = jax.vmap(lambda *rest: f(x, *rest))(*(jnp.stack([2 * r, r]) for r in rest))
+        return jax.tree.map(lambda y: y[1], ys)
+
+    return of
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", [mapped, mapped_by_the_first, mapped_by_the_others, scanned, jax.checkpoint])
+@pytest.mark.parametrize("name", FEW)
+def test_derivatives_inside_other_transformations(name, transform):
+    d = Directions(SMOOTH[name])
+    g = transform(d.f)
+    along_v = lambda *x: jax.jvp(g, x, tuple(d.v))[1]  # noqa: E731
+    cotangent = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(g, *d.floats)), d.weights)
+
+    @jax.jit
+    def derivatives(*x):
+        return *jax.jvp(along_v, x, tuple(d.u)), jax.vjp(g, *x)[1](cotangent)
+
+    first, second, back = derivatives(*d.floats)
+    differences = d.along(d.truth, d.v)
+    check(first, differences, 3e-5, "along v")
+    check(second, d.along_two(d.truth), 1e-4, "along v and u")
+    want = sum(np.sum(w * y) for w, y in zip(d.weights, differences, strict=True))
+    assert_within(inner(back, d.v), want, 3e-5 * sum(np.abs(w).sum() for w in d.weights), against="the difference")
+
+
+# Of a rotation
+
+
+def normal(*shape, rng=np.random.default_rng(0)):  # noqa: B008
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def test_the_derivative_of_a_rotation_by_x_is_the_rotation_itself():
+    x, v = normal(2, 7, 3, 16), normal(2, 7, 3, 16)
+    f = lambda x: pe.rotary(x, np.arange(2_000_000_000, 2_000_000_007), 8, head_axis=-2)  # noqa: E731
+
+    @jax.jit
+    def derivatives(x, v):
+        forward = jax.jvp(f, (x,), (v,))[1], jax.linearize(f, x)[1](v)
+        return f(v), forward, (*jax.vjp(f, x)[1](v), *jax.linear_transpose(f, x)(v)), jax.vjp(f, x)[1](f(v))
+
+    rotated, forward, (back, transposed), (returned,) = derivatives(x, v)
+    for tangent in forward:
+        np.testing.assert_array_equal(tangent, rotated)
+    np.testing.assert_array_equal(back, transposed)
+    assert_within(returned, v, 1e-6 * (1 + np.abs(v)), against="the vector that was rotated and rotated back")
+
+
+@pytest.mark.parametrize("name", ["rotary, by heads", "rotary, array", "shift, array", "t5"])
+def test_derivatives_have_the_same_bits_with_and_without_jit(name):
+    d = Directions(SMOOTH[name])
+    forward = lambda *x: jax.jvp(d.f, x, tuple(d.v))[1]  # noqa: E731
+    reverse = lambda *x: jax.vjp(d.f, *x)[1](d.weights[0])  # noqa: E731
+    for derivative in (forward, reverse):
+        for a, b in zip(
+            jax.tree.leaves(derivative(*d.floats)), jax.tree.leaves(jax.jit(derivative)(*d.floats)), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
+def test_a_tangent_in_16_bits_is_rounded_once(dtype):
+    p, w, x, tangent = normal(2, 5), normal(3), *normal(2, 2, 5, 3, 6).astype(dtype)
+    along = lambda x, tangent: jax.jvp(  # noqa: E731
+        lambda *y: pe.rotary(*y, head_axis=-2), (x, p, w), (tangent, np.ones_like(p), np.ones_like(w))
+    )[1]
+    got, want = jax.jit(along)(x, tangent), jax.jit(along)(x.astype(np.float32), tangent.astype(np.float32))
+    assert got.dtype == dtype
+    assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01  # 1e-7 may cross a boundary
+
+
+def test_nothing_leaks_out_of_a_pair():
+    """Nor into the features that do not rotate, 8 and 9."""
+    x, v, p, w = normal(1, 4, 1, 10), normal(1, 4, 1, 10), normal(4), normal(4)
+    x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf
+    f = lambda *arrays: pe.rotary(*arrays, head_axis=-2)  # noqa: E731
+    along = np.asarray(jax.jit(lambda *arrays: jax.jvp(f, arrays, (v, np.ones_like(p), w))[1])(x, p, w))
+    assert {(i, j) for _, i, _, j in np.argwhere(~np.isfinite(along))} == {(1, 2), (1, 6)}
+    np.testing.assert_array_equal(along[..., 8:], v[..., 8:])
+
+
+# What derivatives keep, and one operation for batches
+
+
+def operations(jaxpr):
+    """The names of all, those of inner functions too."""
+    for eqn in jaxpr.eqns:
+        inner = [p for p in jax.tree.leaves(tuple(eqn.params.values())) if hasattr(p, "jaxpr")]
+        yield from (name for p in inner for name in operations(p.jaxpr))
+        yield from [] if inner else [eqn.primitive.name]
+
+
+@pytest.mark.parametrize(
+    "axes", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (2, 1, None), (None, 0, 0)]
+)
+def test_a_mapped_rotation_stays_one_rotation(axes):
+    arrays = normal(2, 5, 3, 8), normal(2, 5), normal(4)
+    batched = [x if a is None else np.stack([x] * 4, a) for x, a in zip(arrays, axes, strict=True)]
+    f = jax.vmap(lambda *arrays: pe.rotary(*arrays, head_axis=-2), axes)
+    assert [*operations(jax.make_jaxpr(f)(*batched).jaxpr)].count("rotation") == 1
+
+
+def kept(f, *arrays):
+    """How many elements a derivative keeps."""
+    return sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda *x: jax.vjp(f, *x)[1], *arrays)))
+
+
+def test_a_rotation_keeps_x_only_if_positions_or_frequencies_have_derivatives():
+    x, p, w = np.ones((2, 64, 8, 32), np.float32), np.linspace(0, 5, 64, dtype=np.float32), np.ones(16, np.float32)
+    assert kept(lambda x: pe.rotary(x, p, head_axis=-2), x) <= 64 + 16
+    assert kept(lambda x, w: pe.rotary(x, None, w, head_axis=-2), x, w) <= x.size + w.size + 256
+    mapped = jax.vmap(lambda x, w: pe.rotary(x, None, w, head_axis=-2), (None, 0))
+    assert kept(mapped, x, np.stack([w] * 8)) <= x.size + 8 * w.size + 256
+
+
+@pytest.mark.parametrize(("name", "arrays"), [("t5", 2), ("fire", 4)])
+def test_a_learned_bias_keeps_distances_alone(name, arrays):
+    """Nothing for each head, bucket or hidden unit."""
+    row = FUNCTIONS[name]
+    i = np.arange(64)
+    parameters = {name: x for name, x in row.arguments.items() if "positions" not in name}
+    f = lambda parameters: row.function(i, i, **parameters)  # noqa: E731
+    floats = {name: x for name, x in parameters.items() if not isinstance(x, float)}
+    assert kept(lambda floats: f(parameters | floats), floats) <= arrays * 64**2 + 1024

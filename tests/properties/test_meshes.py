@@ -1,0 +1,287 @@
+"""Over many devices each computes its part where it is: no collective, nothing of the global length, the same bits.
+
+What cannot be split says so on Explicit axes, where the compiler may not fetch what it needs.
+"""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from devices.aot import Compiled
+from helpers import pages
+from helpers.closeness import assert_within
+from helpers.functions import FUNCTIONS, SHARED, WHOLE, table
+from helpers.tiers import slow
+
+pytestmark = pytest.mark.usefixtures("on_cpu", "compiled_anew")
+MESH = {"b": "data", "s": "sequence", "h": "heads", "f": "heads"}
+KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit, "shard_map": AxisType.Auto}
+LENGTH = 128 * 17  # no other axis is a multiple of it
+SPLIT = {name: row for name, row in FUNCTIONS.items() if row.arrays and row.result}
+# A content bias computes products with all rows of its table.
+LOCAL = [name for name, row in SPLIT.items() if "s" in "".join(jax.tree.leaves(row.result)) and name != "content_bias"]
+# By default what computes cosines, counts, reads rows, rotates, shifts and makes a bias.
+FEW = ["sinusoidal", "add_sinusoidal, counted", "learned", "rotary", "RotaryPlan.rotate, traced layer", "shift", "t5"]
+
+
+def mesh_of(kind):
+    return jax.make_mesh((2, 2, 2), ("data", "sequence", "heads"), (KINDS[kind],) * 3, devices=jax.devices("cpu"))
+
+
+def spec_of(axes, mesh=MESH):
+    return P(*(mesh.get(axis) for axis in axes))
+
+
+def put(mesh, row, specs):
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(row.arrays, specs, strict=True)]
+
+
+@functools.cache
+def large():
+    return table(batch=4, length=LENGTH, heads=8)
+
+
+@functools.cache
+def on_one(name):
+    row = large()[name]
+    compiled = jax.jit(row).lower(*row.arrays).compile()
+    return compiled, jax.device_get(compiled(*row.arrays))
+
+
+def work(compiled):
+    costs = compiled.cost_analysis()
+    return costs.get("flops", 0.0) + costs.get("transcendentals", 0.0)
+
+
+def temporaries(compiled):
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def check_local(compiled, whole, devices):
+    """No collective, nothing of the global length; a device's share of what one alone does and keeps, and 4 KiB."""
+    made = Compiled(compiled.as_text(), 0, 0)
+    assert made.collectives == ([], [])
+    assert not [n for n in made.sizes if n % LENGTH == 0]
+    for of in (temporaries, work):
+        assert of(compiled) <= 1.02 * of(whole) // devices + 4096
+
+
+@pytest.mark.parametrize("kind", ["explicit", slow("auto"), slow("shard_map")])
+@pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in LOCAL])
+def test_each_device_computes_its_part(name, kind):
+    row, mesh, (whole, want) = large()[name], mesh_of(kind), on_one(name)
+    specs, out, f = [*map(spec_of, row.axes)], jax.tree.map(spec_of, row.result), row.__call__
+    if "counted" in name and kind != "explicit":  # in shard_map each device would count its own part from 0
+        return
+    if kind == "shard_map":
+        f = jax.shard_map(f, mesh=mesh, in_specs=tuple(specs), out_specs=out)
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(f).lower(*put(mesh, row, specs)).compile()
+        got = compiled(*put(mesh, row, specs))
+    shares_positions = not all("b" in axes for axes in row.axes if "s" in axes) or "counted" in name
+    check_local(compiled, whole, 2 if shares_positions else 4)
+    for a, b, spec in zip(*map(jax.tree.leaves, (got, want)), jax.tree.leaves(out), strict=True):
+        assert a.sharding.is_equivalent_to(NamedSharding(mesh, spec), a.ndim)
+        if row.exact:
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert_within(a, b, 1e-5 * (1 + np.abs(b)), against="one device")
+
+
+# A test that no fault fails is none.
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        (lambda x: x - x.mean(1, keepdims=True), "all-reduce"),
+        (lambda x: x + pe.sinusoidal(lax.sort(jnp.arange(LENGTH) ^ 1), 8)[None], str(LENGTH)),
+    ],
+)
+def test_a_collective_and_what_has_the_global_length_are_caught(fault, what):
+    mesh, x = mesh_of("explicit"), np.ones((4, LENGTH, 8), np.float32)
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(fault).lower(jax.device_put(x, NamedSharding(mesh, P("data", "sequence")))).compile()
+    with pytest.raises(AssertionError, match=what):
+        check_local(compiled, compiled, 1)
+
+
+# Explicit axes
+
+
+@pytest.fixture
+def explicit():
+    with jax.set_mesh(mesh := mesh_of("explicit")):
+        yield mesh
+
+
+def types(mesh, row, specs):
+    each = zip(row.arrays, specs, strict=True)
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)) for x, spec in each]
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_result_is_sharded_as_its_arguments(explicit, name):
+    """By all axes that may be, and by each alone. Nothing is compiled."""
+    row = SPLIT[name]
+    every = {axis: MESH.get(axis, "sequence") for axes in row.axes for axis in axes if axis in SHARED}
+    if "s" in every and "t" in every:
+        del every["t"]
+    for mesh in [
+        every,
+        *({axis: of} for axis, of in MESH.items() if axis in every),
+        *[{"t": "sequence"}] * ("t" in row.result),
+    ]:
+        results = jax.eval_shape(row, *types(explicit, row, [spec_of(axes, mesh) for axes in row.axes]))
+        for y, axes in zip(jax.tree.leaves(results), jax.tree.leaves(row.result), strict=True):
+            want = NamedSharding(explicit, spec_of(axes, mesh))
+            assert NamedSharding(explicit, y.sharding.spec).is_equivalent_to(want, y.ndim), (mesh, y.sharding.spec)
+
+
+# Wrappers of these tests place arrays before the function does.
+PUBLIC = {
+    name: row
+    for name, row in SPLIT.items()
+    if name not in ("prope, query", "prope, key", "RotaryPlan.rotate, traced layer")
+}
+MUST_BE_WHOLE = [
+    (name, i, at)
+    for name, row in PUBLIC.items()
+    for i, (x, axes) in enumerate(zip(row.arrays, row.axes, strict=True))
+    for at, axis in enumerate(axes)
+    if axis in WHOLE and x.shape[at] % 2 == 0
+]
+
+
+@pytest.mark.parametrize(("name", "i", "at"), MUST_BE_WHOLE)
+def test_an_axis_that_must_be_whole_is_named(explicit, name, i, at):
+    row = SPLIT[name]
+    specs = [P()] * len(row.arrays)
+    specs[i] = P(*[None] * at, "data")
+    message = rf"^[\w.]+: (\w+ of )?{row.names[i]} must not be sharded along axis {at} on Explicit axes of a mesh, got P.*'data'"
+    with pytest.raises(ValueError, match=f"{message}.*; reshard it, or use jax.shard_map"):
+        jax.eval_shape(row, *types(explicit, row, specs))
+
+
+def test_the_page_names_every_function_with_an_argument_that_must_be_whole():
+    rows = pages.rows("docs/devices.md", "on Explicit axes")
+    named = set().union(*(re.findall(r"`(\w+)`", functions) for functions, _ in rows))
+    assert {name.split(",")[0] for name, *_ in MUST_BE_WHOLE if "." not in name} <= named <= set(pe.__all__)
+
+
+# Queries and keys have results of their own; and a small array of frequencies is moved to where its heads are.
+APART = [
+    (name, i, j, axis)
+    for name, row in PUBLIC.items()
+    for i, j in itertools.combinations(range(len(row.axes)), 2)
+    for axis in SHARED
+    if row.names[i] != row.names[j]
+    and axis in row.axes[i]
+    and axis in row.axes[j]
+    and (name, row.names[i]) != ("rotary, by heads", "frequencies")
+    and (isinstance(row.result, str) or {row.names[i], row.names[j]} == {"positions", "query"})
+]
+
+
+@pytest.mark.parametrize(("name", "i", "j", "axis"), APART)
+def test_arguments_that_share_an_axis_are_split_alike(explicit, name, i, j, axis):
+    row = SPLIT[name]
+    specs = [P()] * len(row.arrays)
+    specs[i], specs[j] = spec_of(row.axes[i], {axis: "data"}), spec_of(row.axes[j], {axis: "heads"})
+    alike = "alike where they share an axis of the result|on Explicit axes of a mesh as .*query is"
+    with pytest.raises(ValueError, match=rf"^[\w.]+: .*must be sharded ({alike})"):
+        jax.eval_shape(row, *types(explicit, row, specs))
+
+
+TWICE = [
+    (name, i, j, a, b)
+    for name, row in PUBLIC.items()
+    if "x" not in row.given
+    for i, j in [(0, 1), (1, 0)]
+    if len(row.axes) > 1
+    for a in set(row.axes[i]) & {*SHARED} - {*row.axes[j]}
+    for b in set(row.axes[j]) & {*SHARED} - {*row.axes[i]}
+]
+
+
+@pytest.mark.parametrize(("name", "i", "j", "a", "b"), sorted(TWICE))
+def test_no_two_axes_of_a_result_are_split_by_one_of_the_mesh(explicit, name, i, j, a, b):
+    row = SPLIT[name]
+    specs = [P()] * len(row.arrays)
+    specs[i], specs[j] = spec_of(row.axes[i], {a: "data"}), spec_of(row.axes[j], {b: "data"})
+    with pytest.raises(ValueError, match=r"^\w+: .*must be sharded .* over no Explicit axis of a mesh twice"):
+        jax.eval_shape(row, *types(explicit, row, specs))
+
+
+@pytest.mark.parametrize("name", FEW + ["pope", "xpos"])
+def test_op_by_op_on_explicit_axes_gives_the_bits_of_one_device(explicit, name):
+    row = SPLIT[name]
+    got = row(*put(explicit, row, [*map(spec_of, row.axes)]))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.jit(row)(*row.arrays)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_lengths_that_are_known_stay_known_where_they_are_split(explicit):
+    lengths = np.full((8, 3), 2, np.int32)
+    split = jax.device_put(lengths, NamedSharding(explicit, P("data")))
+    got = pe.positions_from_lengths(split, 8)
+    assert jax.typeof(got).sharding.spec[0] == "data"
+    np.testing.assert_array_equal(got, pe.positions_from_lengths(lengths, 8))
+    with pytest.raises(ValueError, match="^positions_from_lengths: lengths must sum to at most total = 3, got"):
+        pe.positions_from_lengths(split, 3)
+
+
+def test_a_table_that_is_cut_must_be_whole(explicit):
+    row_split = jax.device_put(np.ones((16, 8), np.float32), NamedSharding(explicit, P("data")))
+    assert pe.add_learned(jnp.ones((2, 16, 8)), row_split).shape == (2, 16, 8)
+    with pytest.raises(ValueError, match="^add_learned: table must not be sharded along axis 0 on Explicit axes"):
+        pe.add_learned(jnp.ones((2, 9, 8)), row_split)
+
+
+# Derivatives by what is one for all devices
+
+
+def gradient_of(row, f):
+    """By the floats whose axes the mesh does not divide along batch and sequence."""
+    at = [
+        i
+        for i, (x, axes) in enumerate(zip(row.arrays, row.axes, strict=True))
+        if x.dtype == np.float32 and not {*axes} & {*"bst"}
+    ]
+
+    def total(*arrays):
+        return sum(jnp.sum(jnp.sin(y) * y) for y in jax.tree.leaves(f(*arrays)))
+
+    return jax.grad(total, at), at
+
+
+LEARNED = [name for name in LOCAL if gradient_of(SPLIT[name], SPLIT[name])[1] and "plan" not in name.lower()]
+
+
+@pytest.mark.parametrize("kind", [slow("auto"), slow("explicit"), "shard_map"])
+@pytest.mark.parametrize("name", [name if name == "t5" else slow(name) for name in LEARNED])
+def test_derivatives_by_parameters_are_summed_over_devices_once(name, kind):
+    row, mesh = large()[name], mesh_of(kind)
+    specs, f = [*map(spec_of, row.axes)], row.__call__
+    gradient, at = gradient_of(row, f)
+    want = jax.jit(gradient)(*row.arrays)
+    if kind == "shard_map":
+        gradient = jax.shard_map(gradient, mesh=mesh, in_specs=tuple(specs), out_specs=tuple(specs[i] for i in at))
+        gradient = lambda *x, of=gradient: of(*x)  # noqa: E731
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(gradient).lower(*put(mesh, row, specs)).compile()
+        got = compiled(*put(mesh, row, specs))
+    assert {*Compiled(compiled.as_text(), 0, 0).collectives[0]} == {"all-reduce"}
+    for a, b, i in zip(got, want, at, strict=True):
+        assert_within(a, b, 2e-4 * np.abs(b) + 2e-5 * np.abs(b).max(), against="one device")
+        if kind != "auto":
+            assert a.sharding.is_equivalent_to(NamedSharding(mesh, specs[i]), a.ndim)
