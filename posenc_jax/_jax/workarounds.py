@@ -40,7 +40,7 @@ KEEPS_BARRIERS = jax.__version_info__ >= (0, 12)
 
 
 # What a comparison of symbolic sizes raises. JAX before 0.10.2 has it in no public module.
-# tests/properties/test_hostile.py::test_a_symbolic_length_needs_a_bound_for_a_table
+# tests/properties/test_arguments.py::test_a_symbolic_length_needs_a_bound_for_a_table
 InconclusiveDimensionOperation = getattr(jax.errors, "InconclusiveDimensionOperation", Exception)
 
 

@@ -541,3 +541,5 @@ STATIC = {
     "multimodal_positions": Row(pe.multimodal_positions, "", parts=[2, (1, 2, 2)], following="side"),
 } | {scaling.function.__name__: Row(scaling.function, "", **scaling.arguments) for scaling in SCALINGS.values()}
 FUNCTIONS = STATIC | table()
+# Wrappers of these tests compute with what they are given before the function does.
+WRAPPED = "prope, query", "prope, key", "RotaryPlan.rotate, traced layer"

@@ -15,13 +15,13 @@ import pytest
 from jax import export
 
 import posenc_jax as pe
-from helpers.functions import FUNCTIONS
+from helpers.functions import FUNCTIONS, WRAPPED
 from helpers.hostile import MANY
 from helpers.tiers import slow
 from posenc_jax import linen, nnx
 
 BARE = {name: row for name, row in FUNCTIONS.items() if "," not in name}  # which give every argument
-OF_ARRAYS = {name: row for name, row in FUNCTIONS.items() if row.arrays}
+OF_ARRAYS = {name: row for name, row in FUNCTIONS.items() if row.arrays and name not in WRAPPED}
 NAN, INF = float("nan"), float("inf")
 NARROW = jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 POSITIONS = "positions query_positions key_positions offset timesteps origin length".split()
@@ -310,3 +310,17 @@ def test_a_width_must_be_known(name):
             ValueError, match=rf"^\w+: {row.names[i]} must have a known size along axis {at}, got shape .*n"
         ):
             jax.eval_shape(row, *shapes)
+
+
+def test_a_symbolic_length_needs_a_bound_for_a_table():
+    (n,) = export.symbolic_shape("n")
+    table = np.ones((6, 8), np.float32)
+    message = (
+        "^add_learned: x must have a sequence of known size, or with a constraint such as 'seq <= 6', got shape .*n"
+    )
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda x: pe.add_learned(x, table), SHAPE((n, 8), np.float32))
+    (s,) = export.symbolic_shape("s", constraints=["s <= 6"])
+    exported = export.export(jax.jit(pe.add_learned))(SHAPE((s, 8), np.float32), SHAPE((6, 8), np.float32))
+    x = np.ones((4, 8), np.float32)
+    np.testing.assert_array_equal(exported.call(x, table), pe.add_learned(x, table))

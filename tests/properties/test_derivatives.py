@@ -176,7 +176,7 @@ def test_the_derivative_of_a_rotation_by_x_is_the_rotation_itself():
     assert_within(returned, v, 1e-6 * (1 + np.abs(v)), against="the vector that was rotated and rotated back")
 
 
-@pytest.mark.parametrize("name", ["rotary, by heads", "rotary, array", "shift, array", "t5"])
+@pytest.mark.parametrize("name", ["rotary, by heads", slow("rotary, array"), slow("shift, array"), "t5"])
 def test_derivatives_have_the_same_bits_with_and_without_jit(name):
     d = Directions(SMOOTH[name])
     forward = lambda *x: jax.jvp(d.f, x, tuple(d.v))[1]  # noqa: E731

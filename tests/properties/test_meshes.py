@@ -19,7 +19,7 @@ import posenc_jax as pe
 from devices.aot import Compiled
 from helpers import pages
 from helpers.closeness import assert_within
-from helpers.functions import FUNCTIONS, SHARED, WHOLE, table
+from helpers.functions import FUNCTIONS, SHARED, WHOLE, WRAPPED, table
 from helpers.tiers import slow
 
 pytestmark = pytest.mark.usefixtures("on_cpu", "compiled_anew")
@@ -147,12 +147,7 @@ def test_a_result_is_sharded_as_its_arguments(explicit, name):
             assert NamedSharding(explicit, y.sharding.spec).is_equivalent_to(want, y.ndim), (mesh, y.sharding.spec)
 
 
-# Wrappers of these tests place arrays before the function does.
-PUBLIC = {
-    name: row
-    for name, row in SPLIT.items()
-    if name not in ("prope, query", "prope, key", "RotaryPlan.rotate, traced layer")
-}
+PUBLIC = {name: row for name, row in SPLIT.items() if name not in WRAPPED}
 MUST_BE_WHOLE = [
     (name, i, at)
     for name, row in PUBLIC.items()
