@@ -27,9 +27,10 @@ def _each(heads):
     return np.asarray(heads, np.float64).reshape(-1, 1, 1)
 
 
-def _of_heads(parts):
-    """One bias from that of each head."""
-    return np.concatenate([x if x.ndim > 2 else x[None] for x in parts], axis=-3)
+def _heads_first(rows):
+    """(queries, keys, heads) or (..., 1, queries, keys, heads) → (..., heads, queries, keys)."""
+    found = np.moveaxis(rows, -1, -3)
+    return found if found.ndim == 3 else found[..., 0, :, :, :]
 
 
 def slopes(heads):
@@ -62,8 +63,7 @@ def sandwich(distance, heads, omegas):
 def perceptron(x, w1, b1, w2, b2):
     """FIRE's, of one input: w1 and b1 (hidden,), w2 (hidden, heads), b2 (heads,)."""
     w1, b1, w2, b2 = (np.asarray(w, np.float64) for w in (w1, b1, w2, b2))
-    y = np.maximum(np.asarray(x, np.float64)[..., None] * w1 + b1, 0) @ w2 + b2
-    return _of_heads([y[..., h] for h in range(len(b2))])
+    return _heads_first(np.maximum(np.asarray(x, np.float64)[..., None] * w1 + b1, 0) @ w2 + b2)
 
 
 def fire(distance, queries, mlp, c, threshold):
@@ -97,8 +97,7 @@ def t5_rows(distance, after, rows, *, bidirectional=True, max_distance=128):
 
 def t5(distance, after, table, **settings):
     """Rows of the table (rows, heads)."""
-    found, table = t5_rows(distance, after, len(table), **settings), np.asarray(table, np.float64)
-    return _of_heads([table[found, h] for h in range(table.shape[1])])
+    return _heads_first(np.asarray(table, np.float64)[t5_rows(distance, after, len(table), **settings)])
 
 
 def relative(queries, keys, table, *, prefix=None, symmetric=False):
@@ -110,11 +109,8 @@ def relative(queries, keys, table, *, prefix=None, symmetric=False):
             if prefix is not None and (p[0] < 0 or q[0] < 0):
                 result[:, i, j] = prefix[2 if p[0] < 0 and q[0] < 0 else 0 if p[0] < 0 else 1]
                 continue
-            offsets = [a - b for a, b in zip(p, q, strict=True)]
-            if symmetric:
-                place = [abs(offset) for offset in offsets]
-            else:
-                place = [offset + n // 2 for offset, n in zip(offsets, sides, strict=True)]
+            offsets = [(a - b, n) for a, b, n in zip(p, q, sides, strict=True)]
+            place = [abs(offset) if symmetric else offset + n // 2 for offset, n in offsets]
             if all(0 <= at < n for at, n in zip(place, sides, strict=True)):
                 result[:, i, j] = table[tuple(place)]
     return result
@@ -125,7 +121,7 @@ def of_offsets(distance, after, table):
     last = len(table) // 2
     held = np.asarray(distance <= last, bool)
     place = last + np.where(after, -1, 1) * np.where(held, distance, 0).astype(int)
-    return _of_heads([np.where(held, np.asarray(table, np.float64)[place, h], 0) for h in range(table.shape[1])])
+    return _heads_first(np.where(held[..., None], np.asarray(table, np.float64)[place], 0))
 
 
 # Biases that multiply a token by a row of a table
@@ -144,10 +140,8 @@ def content_rows(i, j, rows, *, first=None, max_distance=None, nearest=False):
     """1 for the row that each query at i (..., queries) and key at j (..., keys) have, (..., queries, keys, rows)."""
     offsets = np.asarray(i).astype(object)[..., :, None] - np.asarray(j).astype(object)[..., None, :]
     if max_distance is not None:
-        sign = lambda d: (d > 0) - (d < 0)  # noqa: E731
-        offsets = np.vectorize(lambda d: sign(d) * log_bucket(abs(d), rows // 2, max_distance), otypes=[object])(
-            offsets
-        )
+        buckets = np.vectorize(lambda d: log_bucket(d, rows // 2, max_distance), otypes=[object])(abs(offsets))
+        offsets = np.where(offsets < 0, -buckets, buckets)
         first, nearest = -(rows // 2), True
     row = offsets - (-(rows // 2) if first is None else first)
     row = np.clip(row, 0, rows - 1) if nearest else row

@@ -65,18 +65,18 @@ def scaling(tried, shared=True):
     return enter
 
 
-@scaling({"linear-8": (32, 10000, {"factor": 8}), "linear-2.5": (32, 10000, {"factor": 2.5})})
+@scaling({"linear-8": (32, 10000, dict(factor=8)), "linear-2.5": (32, 10000, dict(factor=2.5))})
 def linear(dim, base, factor):
     return [w / MP.mpf(factor) for w in geometric(dim, base)], MP.mpf(1)
 
 
-@scaling({"ntk-4": (32, 10000, {"factor": 4})})
+@scaling({"ntk-4": (32, 10000, dict(factor=4))})
 def ntk(dim, base, factor):
     stretched = MP.mpf(base) * MP.mpf(factor) ** (MP.mpf(dim) / (dim - 2))
     return geometric(dim, stretched), MP.mpf(1)
 
 
-@scaling({"dynamic-2": (32, 10000, {"factor": 2, "original_max": 2048, "length": None})})
+@scaling({"dynamic-2": (32, 10000, dict(factor=2, original_max=2048, length=None))})
 def dynamic(dim, base, factor, original_max, length):
     s, longest = MP.mpf(factor), max(length, original_max)
     return SCALINGS["ntk"](dim, base, s * longest / original_max - (s - 1))
@@ -130,7 +130,7 @@ def longrope(dim, base, short_factor, long_factor, original_max, factor, length,
     return omegas, MP.mpf(attention_factor) if given else longrope_amplitude(factor, original_max)
 
 
-@scaling({"llama3-8": (64, 500000, {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192})})
+@scaling({"llama3-8": (64, 500000, dict(factor=8, low_freq_factor=1, high_freq_factor=4, original_max=8192))})
 def llama3(dim, base, factor, low_freq_factor, high_freq_factor, original_max):
     """Pairs are kept above `high_freq_factor` turns in the original length, and divided below `low_freq_factor`."""
     s, low, high = MP.mpf(factor), MP.mpf(low_freq_factor), MP.mpf(high_freq_factor)
@@ -144,8 +144,8 @@ def llama3(dim, base, factor, low_freq_factor, high_freq_factor, original_max):
 
 @scaling(
     {
-        "proportional-0.25": (64, 1000000, {"fraction": 0.25}),
-        "proportional-0.5-by-8": (32, 10000, {"fraction": 0.5, "factor": 8}),
+        "proportional-0.25": (64, 1000000, dict(fraction=0.25)),
+        "proportional-0.5-by-8": (32, 10000, dict(fraction=0.5, factor=8)),
     }
 )
 def proportional(dim, base, fraction, factor=1):

@@ -38,16 +38,16 @@ def bare(source, *names, **company):
 
 
 def authors(case):
-    """A case of authors.json or cameras.json."""
-    source, compute = {
-        "PRoPE": ("prope", prope),
-        "GTA": ("prope", prope),
-        "FoPE's authors": ("fope", fope),
-        "Intern-S1-Pro": ("xtuner", xtuner),
-        "Selective RoPE": ("selective_rope", selective_rope),
-        "DroPE": ("drope", drope),
+    """A case of authors.json or cameras.json, by a function with the name of its source."""
+    source = {
+        "PRoPE": prope,
+        "GTA": prope,
+        "FoPE's authors": fope,
+        "Intern-S1-Pro": xtuner,
+        "Selective RoPE": selective_rope,
+        "DroPE": drope,
     }[case["name"]]
-    return compute(case) if source in FILES else {}
+    return source(case) if source.__name__ in FILES else {}
 
 
 cameras = authors
@@ -162,14 +162,10 @@ def drope(case):
 
 def biases(values):
     """All of biases.json, by its lists."""
-    computed = {"alibi": alibi, "buckets": buckets, "t5": t5, "fire": fire, "sandwich": sandwich}
-    computed |= {f"kerple_{kind}": functools.partial(kerple, kind=kind) for kind in ("log", "power")}
-    known = {"alibi", "buckets", "t5", *FILES}
-    return {
-        name: [case | compute(case) for case in values[name]]
-        for name, compute in computed.items()
-        if name.partition("_")[0] in known
-    }
+    computed, sources = {"alibi": alibi, "buckets": buckets, "t5": t5}, {"fire": fire, "sandwich": sandwich}
+    sources |= {f"kerple_{kind}": functools.partial(kerple, kind) for kind in ("log", "power")}
+    computed |= {name: compute for name, compute in sources.items() if name.partition("_")[0] in FILES}
+    return {name: [case | compute(case) for case in values[name]] for name, compute in computed.items()}
 
 
 def alibi(case, length=9):
@@ -196,7 +192,7 @@ def t5(case):
     return {"bias": layer.compute_bias(40, 300)[0][:, case["queries"]][:, :, case["keys"]]}
 
 
-def kerple(case, kind):
+def kerple(kind, case):
     parallel = dict(get_model_parallel_world_size=lambda: 1, get_model_parallel_rank=lambda: 0)
     (cls,) = bare("kerple", f"ParallelKerple{kind.title()}", Parameter=torch.nn.Parameter, **parallel)
     heads, length = len(case["a"]), max(case["queries"]) + 1

@@ -84,7 +84,7 @@ def _call(model, positions):
         inputs["input_ids"] = ids[..., None].expand(-1, -1, small.CODEBOOKS[model_type])
     else:
         inputs["input_ids"] = ids
-    inputs |= small.INPUTS.get(model_type, lambda length: {})(len(positions))
+    inputs |= small.INPUTS.get(model_type, {})
     inputs = small.INDEXED.get(model_type, inputs)
     with torch.no_grad():
         return model(**{name: value for name, value in inputs.items() if value is not None})

@@ -30,13 +30,8 @@ MODULES = {
 }
 RECORDERS = {name: module for module, names in MODULES.items() for name in names.split()}
 WHOLE = {"biases", "hf_model_types", "hf_published", "hf_rotations"}  # whose recorders take all that is in the file
-DIGITS = {
-    "biases": 17,
-    "hf_multimodal": 17,
-    "cameras": 12,
-    "hf_towers": 7,
-    "hf_tower_tables": 7,
-}  # else nine, which name one float32
+# Digits of floats, else nine, which name one float32.
+DIGITS = {"biases": 17, "hf_multimodal": 17, "cameras": 12, "hf_towers": 7, "hf_tower_tables": 7}
 PEERS = {"PoPE-pytorch", "diffusers", "jax", "timm", "torch", "transformers"}
 
 

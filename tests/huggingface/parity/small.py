@@ -5,44 +5,31 @@ import torch
 from posenc_jax.hf._models import by_model_type
 
 _SIZES = {
-    256: """
-        hidden_size lru_width adapter_input_size cross_hidden_size hidden_size_global upsample_groups
-    """,
-    128: "indexer_head_dim mamba_headdim",
-    64: """
-        intermediate_size vocab_size intermediate_size_mlp ffn_hidden_size vocab_size_per_layer_input
-        codebook_vocab_size ffn_dim mamba_head_dim
-    """,
+    256: "hidden_size adapter_input_size cross_hidden_size hidden_size_global upsample_groups",
+    128: "indexer_head_dim",
+    64: "intermediate_size vocab_size intermediate_size_mlp ffn_dim",
     32: """
-        moe_intermediate_size shared_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank
-        dense_intermediate_size expert_ffn_hidden_size moe_hidden_size moe_shared_expert_intermediate_size
-        shared_experts_intermediate_size
+        moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank moe_hidden_size
+        moe_shared_expert_intermediate_size
     """,
     16: """
-        linear_head_dim linear_key_head_dim linear_value_head_dim mamba_d_state adapter_out_dim audio_vocab_size
-        codebook_dim feature_size o_lora_rank vector_quantization_hidden_dimension
+        linear_head_dim linear_key_head_dim linear_value_head_dim adapter_out_dim audio_vocab_size codebook_dim
+        feature_size vector_quantization_hidden_dimension
     """,
-    8: """
-        index_topk hidden_size_per_layer_input hc_lowrank resampler_dim_head ssm_state_size
-        subsampling_conv_channels
-    """,
+    8: "index_topk hidden_size_per_layer_input",
     5: "conv_kernel_size",
     4: """
-        num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads adapter_rank
-        downsample_hidden_size index_block_size indexer_budget mamba_num_heads n_mamba_heads num_filters
-        resampler_num_latents
+        num_experts num_local_experts n_routed_experts mamba_n_heads indexer_budget mamba_num_heads n_mamba_heads
+        num_filters
     """,
     2: """
-        num_attention_heads num_key_value_heads num_experts_per_tok moe_topk moe_k index_n_heads
-        linear_num_heads linear_num_key_heads linear_num_value_heads eos_token_id H_cycles L_cycles
-        cross_layer_interval cross_num_attention_heads cross_num_key_value_heads decoder_num_attention_heads
-        decoder_num_key_value_heads hc_count index_topk_blocks indexer_n_heads n_groups n_input_layers
-        n_output_layers num_quantizers o_groups zero_expert_num
+        num_attention_heads num_key_value_heads num_experts_per_tok index_n_heads linear_num_heads linear_num_key_heads
+        linear_num_value_heads eos_token_id cross_num_key_value_heads hc_count indexer_n_heads n_groups num_quantizers
+        zero_expert_num
     """,
     1: """
-        n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups
-        bos_token_id aligner_num_add_layers index_kpool indexer_compress_ratio indexer_kv_heads resampler_depth
-        resampler_heads
+        n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups bos_token_id
+        aligner_num_add_layers index_kpool indexer_compress_ratio indexer_kv_heads resampler_depth resampler_heads
     """,
 }
 COMMON = {name: size for size, names in _SIZES.items() for name in names.split()} | {
@@ -83,11 +70,10 @@ _GROUPS = {
         rope_parameters=_YARN, max_position_embeddings=16_384
     ),
     "t5_gemma_module t5gemma2_decoder t5gemma2_text": dict(dropout_rate=0.0),
-    "dots3_note_text": {f"swa_{name}": COMMON[name] for name in ("num_attention_heads", "num_key_value_heads")}
-    | {f"swa_{name}": COMMON[name] for name in ("q_lora_rank", "kv_lora_rank")},
+    "dots3_note_text": dict(swa_num_attention_heads=2, swa_num_key_value_heads=2),
     "bamba": dict(attn_layer_indices=[1, 4]),
     "chameleon": dict(vocabulary_map={"<image>": 4}),
-    "codegen gptj": dict(num_attention_heads=4, hidden_size=512, num_hidden_layers=2, max_position_embeddings=100_001),
+    "codegen gptj": dict(hidden_size=512, num_hidden_layers=2, max_position_embeddings=100_001),
     "cohere_compass_text": dict(
         layer_types=_SLIDING * 3,
         rope_parameters=dict(
@@ -101,24 +87,20 @@ _GROUPS = {
         ffn_config=dict(ffn_hidden_size=32, moe_num_experts=2, moe_top_k=1),
         rope_parameters=dict(rope_type="default", rope_theta=5e5),
     ),
-    "dory": dict(num_hidden_layers=8, head_dim=128),
     "deepseek_ocr2_text": dict(mlp_layer_types=["dense"] + ["sparse"] * 5),
     "deepseek_v4": dict(
-        num_key_value_heads=1,
         head_dim=128,
-        partial_rotary_factor=0.5,
         layer_types=_V4 + ["compressed_sparse_attention"] + _V4[:2],
         rope_parameters=dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=1024),
         index_n_heads=4,
     ),
     "diffusion_gemma_text": dict(top_k_experts=2),
-    "dots3_note_audio_encoder hrm_text": dict(num_hidden_layers=2),
+    "hrm_text": dict(num_hidden_layers=2),
     "ernie4_5_vl_moe_text": dict(moe_intermediate_size=[32, 32]),
-    "esm": dict(position_embedding_type="rotary", mask_token_id=3),
+    "esm": dict(position_embedding_type="rotary"),
     "evolla EvollaModel": dict(protein_encoder_config=_TINY | dict(vocab_size=16)),
-    "gemma3n_text": dict(num_hidden_layers=12, num_kv_shared_layers=2, activation_sparsity_pattern=[0.0] * 12),
+    "gemma3n_text": dict(num_hidden_layers=12, num_kv_shared_layers=2),
     "glm4v_text glm_image_text glm_ocr_text": dict(rope_parameters=_SECTIONS),
-    "glm5_next_text": dict(hc_mult=2),
     "glmasr_encoder lasr_encoder": dict(num_mel_bins=16),
     "gradium_phonon_tts": dict(flow_head_config=_FLOW),
     "granitemoehybrid": dict(
@@ -227,11 +209,11 @@ _INDEXED = {
     ),
     "glmasr_encoder": dict(input_features=_noise(1, 16, 600)),
     "lasr_encoder": dict(input_features=_noise(1, 1200, 16)),
-    "mimi mimi_encoder": dict(input_values=_noise(1, 1, 24000)),
+    "mimi mimi_encoder": dict(input_values=_noise(1, 1, 24_000)),
     "mimi_decoder": dict(latents=_noise(1, 256, 300)),
     "nemotron3_5_transcribe_word_timestamp": dict(inputs_embeds=_noise(1, 150, 256)),
     "pe_audio_encoder": dict(input_values=_noise(1, 1, 1200)),
-    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_encoder": dict(input_values=_noise(1, 1, 19200)),
+    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_encoder": dict(input_values=_noise(1, 1, 19_200)),
     "pocket_tts_audio_tokenizer_decoder": dict(latents=_noise(1, 256, 20)),
 }
 INDEXED = by_model_type(_INDEXED)
@@ -269,44 +251,28 @@ CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
 UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
 
 # Types that take embeddings, not tokens.
-EMBEDDED = {
-    "blt_global_transformer",
-    "blt_local_decoder",
-    "deepseek_ocr2_encoder",
-    "gradium_phonon_tts",
-    "nemotron3_5_transcribe_asr_audio",
-    "nemotron3_diarization_audio",
-    "qwen3_omni_moe_talker_code_predictor",
-    "qwen3_omni_moe_talker_text",
-    "voxtral_realtime_encoder",
+EMBEDDED = set(
+    "blt_global_transformer blt_local_decoder deepseek_ocr2_encoder gradium_phonon_tts nemotron3_diarization_audio "
+    "nemotron3_5_transcribe_asr_audio qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text "
+    "voxtral_realtime_encoder".split()
+)
+
+# Further arguments of the forward pass, for a row of eight tokens.
+_INPUTS = {
+    "blt_local_decoder": dict(patch_embeds=torch.zeros(1, 8, 256)),
+    "blt_local_encoder": dict(num_patches=2, patch_ids=torch.zeros(1, 8, dtype=torch.long)),
+    "blt_patcher": dict(patch_size=4, threshold=1.3),
+    "deepseek_ocr2_encoder": dict(num_patches=3, attention_mask=None),
+    "dia_decoder t5gemma2_decoder": dict(encoder_hidden_states=torch.zeros(1, 3, 256)),
+    "idefics": dict(image_encoder_embeddings=torch.zeros(1, 1, 5, 16), image_attention_mask=torch.ones(1, 8, 1)),
+    "moonshine": dict(encoder_hidden_states=torch.zeros(1, 3, 72)),
+    "moonshine_streaming": dict(encoder_hidden_states=torch.zeros(1, 3, 320)),
+    "muse_glimmer_assistant": dict(
+        input_ids=None, noise_embeds=_noise(1, 8, 256), context_hidden_states=torch.zeros(1, 0, 256)
+    ),
+    "voxtral_realtime_text": dict(t_cond=torch.zeros(1, 1, 256)),
 }
-
-
-# Further arguments of the forward pass, for a row of some length.
-def _encoded(width):
-    return lambda length: {"encoder_hidden_states": torch.zeros(1, 3, width)}
-
-
-INPUTS = {
-    "blt_local_decoder": lambda length: {"patch_embeds": torch.zeros(1, length, 256)},
-    "blt_local_encoder": lambda length: {"num_patches": 2, "patch_ids": torch.zeros(1, length, dtype=torch.long)},
-    "blt_patcher": lambda length: {"patch_size": 4, "threshold": 1.3},
-    "deepseek_ocr2_encoder": lambda length: {"num_patches": 3, "attention_mask": None},
-    "dia_decoder": _encoded(256),
-    "idefics": lambda length: {
-        "image_encoder_embeddings": torch.zeros(1, 1, 5, 16),
-        "image_attention_mask": torch.ones(1, length, 1),
-    },
-    "moonshine": _encoded(72),
-    "moonshine_streaming": _encoded(320),
-    "muse_glimmer_assistant": lambda length: {
-        "input_ids": None,
-        "noise_embeds": torch.arange(length * 256.0).sin().reshape(1, length, 256),
-        "context_hidden_states": torch.zeros(1, 0, 256),
-    },
-    "t5gemma2_decoder": _encoded(256),
-    "voxtral_realtime_text": lambda length: {"t_cond": torch.zeros(1, 1, 256)},
-}
+INPUTS = by_model_type(_INPUTS)
 
 # What attends in models without a choice of attention functions, and the choice to make them with; those of GPT-J and
 # CodeGen have one since transformers 5.24.
