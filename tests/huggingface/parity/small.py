@@ -73,7 +73,7 @@ _GROUPS = {
     "dots3_note_text": dict(swa_num_attention_heads=2, swa_num_key_value_heads=2),
     "bamba": dict(attn_layer_indices=[1, 4]),
     "chameleon": dict(vocabulary_map={"<image>": 4}),
-    "codegen gptj": dict(hidden_size=512, num_hidden_layers=2, max_position_embeddings=100_001),
+    "codegen gptj": dict(num_attention_heads=4, hidden_size=512, num_hidden_layers=2, max_position_embeddings=100_001),
     "cohere_compass_text": dict(
         layer_types=_SLIDING * 3,
         rope_parameters=dict(
