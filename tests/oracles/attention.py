@@ -1,9 +1,7 @@
 """Attention with all scores at once, and its derivative by hand, in float64; and Flax's layer around it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,14 +16,7 @@ class Dense(NamedTuple):
     back: Callable[..., tuple[np.ndarray, ...]]  # from cotangents of both to those of query, key, value, scores, sinks
 
 
-def may_see(
-    i: Any,
-    j: Any,
-    causal: bool = False,
-    segments: tuple[Any, Any] | None = None,
-    window: tuple[int | None, int | None] = (None, None),
-    order: tuple[Any, Any] | None = None,
-) -> np.ndarray:
+def may_see(i, j, causal=False, segments=None, window=(None, None), order=None):
     """Whether a query at i (..., queries) may see a key at j (..., keys), (..., 1, queries, keys).
 
     `causal` hides the keys after a query, or those of a later order if `order` gives those (of the queries, of the
@@ -33,32 +24,19 @@ def may_see(
     `window`, (before, after), hides the keys that are further from the query on either side.
     """
     i, j = (np.asarray(x).astype(object) for x in (i, j))  # Python's integers have no end
-    ahead = j[..., None, None, :] - i[..., None, :, None]
+    ahead, (before, after) = j[..., None, None, :] - i[..., None, :, None], window
     seen = np.ones(ahead.shape, bool)
-    if order is not None:
-        a, b = map(np.asarray, order)
-        seen = seen & (a[..., None, :, None] >= b[..., None, None, :])
-    for most in (0 if causal and order is None else None, window[1]):
-        seen = seen & (True if most is None else (ahead <= most).astype(bool))
-    seen = seen & (True if window[0] is None else (-ahead <= window[0]).astype(bool))
-    if segments is not None:
-        a, b = map(np.asarray, segments)
-        seen = seen & (a[..., None, :, None] == b[..., None, None, :])
+    for most, distance in ((0 if causal and order is None else None, ahead), (after, ahead), (before, -ahead)):
+        if most is not None:
+            seen = seen & (distance <= most).astype(bool)
+    for labels, agree in ((order, np.greater_equal), (segments, np.equal)):
+        if labels is not None:
+            a, b = map(np.asarray, labels)
+            seen = seen & agree(a[..., None, :, None], b[..., None, None, :])
     return seen
 
 
-def dense(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = 0.0,
-    seen: Any = True,
-    scale: Any = None,
-    rounded: Any = np.float64,
-    *,
-    cap: float | None = None,
-    sinks: Any = None,
-) -> Dense:
+def dense(query, key, value, bias=0.0, seen=True, scale=None, rounded=np.float64, *, cap=None, sinks=None):
     """softmax(cap(scale · q·k) + bias) · v, where `seen`; a query that sees nothing gives zeros.
 
     Queries are (..., queries, heads, head_dim), keys and values have as many heads or a divisor of them; bias and seen
@@ -91,8 +69,8 @@ def dense(
         residual = np.swapaxes((top + np.log(total))[..., 0], -1, -2)
     p, p_sink = (x / np.where(total == 0, 1, total) for x in (weights, of_sink))
 
-    def back(dy: Any, dl: Any = 0.0, *, y: Any = None, dtype: Any = np.float64) -> tuple[np.ndarray, ...]:
-        def rounded(x: np.ndarray) -> np.ndarray:
+    def back(dy, dl=0.0, *, y=None, dtype=np.float64):
+        def rounded(x):
             return x.astype(dtype).astype(np.float64)
 
         dl = np.swapaxes(np.broadcast_to(dl, residual.shape), -1, -2)[..., None]
@@ -122,35 +100,36 @@ class OfData(NamedTuple):
     back: Callable[[np.ndarray], tuple[np.ndarray, ...]]  # from its cotangent to those of a, b, g and w
 
 
-def of_data(i: Any, j: Any, heads: int, batch: int, a: Any, b: Any, g: Any, w: Any) -> OfData:
+def of_data(i, j, heads, batch, a, b, g, w):
     """a is (batch or 1, queries, heads or 1, c); b (batch or 1, keys, kv_heads or 1, c) and g without c; w is (c,)."""
     given = [np.asarray(x, np.float64) for x in (a, b, np.asarray(g)[..., None])]
-    a, b, g = (np.broadcast_to(np.repeat(x, heads // x.shape[2], 2), (batch, x.shape[1], heads, x.shape[3])) for x in given)  # fmt: skip
+    each = (np.repeat(x, heads // x.shape[2], 2) for x in given)
+    a, b, g = (np.broadcast_to(x, (batch, *x.shape[1:])) for x in each)
     apart = (np.asarray(i, np.float64)[..., None, :, None] - np.asarray(j, np.float64)[..., None, None, :]) / 10
 
-    def back(ds: np.ndarray) -> tuple[np.ndarray, ...]:
-        da = np.einsum("zhqk,c,zkhc->zqhc", apart * ds, w, b)
-        db = np.einsum("zhqk,c,zqhc->zkhc", apart * ds, w, a)
-        dg = np.einsum("zhqk->zkh", ds)[..., None]
-        da, db, dg = (_summed(x, own.shape) for x, own in zip((da, db, dg), given, strict=True))
-        return da, db, dg[..., 0], np.einsum("zhqk,zqhc,zkhc->c", apart * ds, a, b)
+    def back(ds):
+        by = apart * ds
+        found = np.einsum("zhqk,c,zkhc->zqhc", by, w, b), np.einsum("zhqk,c,zqhc->zkhc", by, w, a)
+        found = *found, np.einsum("zhqk->zkh", ds)[..., None]
+        da, db, dg = (_summed(x, own.shape) for x, own in zip(found, given, strict=True))
+        return da, db, dg[..., 0], np.einsum("zhqk,zqhc,zkhc->c", by, a, b)
 
     return OfData(apart * np.einsum("zqhc,c,zkhc->zhqk", a, w, b) + np.einsum("zkh->zhk", g[..., 0])[:, :, None], back)
 
 
-def _summed(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def _summed(x, shape):
     """Sums cotangents (batch, length, heads, …) over what read one entry of this shape: a batch, a group of heads."""
     x = x.reshape(*x.shape[:2], shape[2], -1, *x.shape[3:]).sum(3)
     return x.sum(0, keepdims=True) if shape[0] == 1 else x
 
 
-def project(parameters: Mapping[str, Any], x: Any) -> np.ndarray:
+def project(parameters, x):
     """Flax's projection of x (..., features) to (..., heads, head_dim)."""
     kernel, bias = (np.asarray(parameters[name], np.float64) for name in ("kernel", "bias"))
     return np.einsum("...f,fhd->...hd", x, kernel) + bias
 
 
-def layer(parameters: Mapping[str, Any], x: Any, positions: Any, bias: Any = 0.0, seen: Any = True) -> np.ndarray:
+def layer(parameters, x, positions, bias=0.0, seen=True):
     """Flax's attention layer with RoPE, by its parameters; the bias may be a function of what it projects, q and k."""
     q, k, v = (project(parameters[name], x) for name in ("query", "key", "value"))
     bias = bias(q, k) if callable(bias) else bias

@@ -3,17 +3,12 @@
 Distances are (queries, keys) or (..., 1, queries, keys), and biases (..., heads, queries, keys).
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
-from oracles.spectra import MP, Real
+from oracles.spectra import MP
 
 
-def exact_tile(i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def exact_tile(i, j):
     """The query's position, |i − j| of exact integers or of floats, and whether i < j, (..., 1, queries, keys)."""
     if {i.dtype.kind, j.dtype.kind} - {*"iu"}:  # floats on one side make floats of the other
         dtype = np.float64 if np.float64 in (i.dtype, j.dtype) else np.float32
@@ -23,40 +18,41 @@ def exact_tile(i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, np.ndarray, np
         return i.astype(np.float64), abs(i - j), i < j
 
 
-def tile(queries: Any, keys: Any) -> np.ndarray:
+def tile(queries, keys):
     """|i − j| of integers, (queries, keys)."""
     return exact_tile(np.asarray(queries), np.asarray(keys))[1][0]
 
 
-def _each(heads: Any) -> np.ndarray:
+def _each(heads):
     return np.asarray(heads, np.float64).reshape(-1, 1, 1)
 
 
-def _of_heads(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """One bias from that of each head."""
-    return np.concatenate([x if x.ndim > 2 else x[None] for x in parts], axis=-3)
+def _heads_first(rows):
+    """(queries, keys, heads) or (..., 1, queries, keys, heads) → (..., heads, queries, keys)."""
+    found = np.moveaxis(rows, -1, -3)
+    return found if found.ndim == 3 else found[..., 0, :, :, :]
 
 
-def slopes(heads: int) -> list[float]:
+def slopes(heads):
     """ALiBi's, as the paper has them for powers of two, and its code for others."""
     power = 2 ** int(np.log2(heads))
     first = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]
     return first if heads == power else first + slopes(2 * power)[::2][: heads - power]
 
 
-def alibi(distance: Any, slope: Any) -> np.ndarray:
+def alibi(distance, slope):
     return -_each(slope) * np.asarray(distance, np.float64)
 
 
-def kerple_log(distance: Any, scale: Any, rate: Any) -> np.ndarray:
+def kerple_log(distance, scale, rate):
     return -_each(scale) * np.log1p(_each(rate) * np.asarray(distance, np.float64))
 
 
-def kerple_power(distance: Any, scale: Any, exponent: Any) -> np.ndarray:
+def kerple_power(distance, scale, exponent):
     return -_each(scale) * np.asarray(distance, np.float64) ** _each(exponent)
 
 
-def sandwich(distance: Any, heads: int, omegas: Sequence[Real]) -> np.ndarray:
+def sandwich(distance, heads, omegas):
     """Σ (cos ω·d − 1) · heads / 8h, by mpmath."""
     distance = np.asarray(distance)
     each, place = np.unique(distance.ravel(), return_inverse=True)
@@ -64,20 +60,19 @@ def sandwich(distance: Any, heads: int, omegas: Sequence[Real]) -> np.ndarray:
     return _each(heads / (8 * np.arange(1, heads + 1))) * sums[place].reshape(distance.shape)
 
 
-def perceptron(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> np.ndarray:
+def perceptron(x, w1, b1, w2, b2):
     """FIRE's, of one input: w1 and b1 (hidden,), w2 (hidden, heads), b2 (heads,)."""
     w1, b1, w2, b2 = (np.asarray(w, np.float64) for w in (w1, b1, w2, b2))
-    y = np.maximum(np.asarray(x, np.float64)[..., None] * w1 + b1, 0) @ w2 + b2
-    return _of_heads([y[..., h] for h in range(len(b2))])
+    return _heads_first(np.maximum(np.asarray(x, np.float64)[..., None] * w1 + b1, 0) @ w2 + b2)
 
 
-def fire(distance: Any, queries: Any, mlp: Sequence[Any], c: float, threshold: float) -> np.ndarray:
+def fire(distance, queries, mlp, c, threshold):
     """Of the queries' positions too, which broadcast to the distances."""
     c, far = float(c), np.maximum(np.asarray(queries, np.float64), float(threshold))
     return perceptron(np.log1p(c * np.asarray(distance, np.float64)) / np.log1p(c * far), *mlp)
 
 
-def bucket(distance: int, buckets: int, max_distance: int) -> int:
+def bucket(distance, buckets, max_distance):
     """T5's, of one direction, by its definition: logarithms are compared as powers of integers."""
     exact = buckets // 2
     if distance < exact:
@@ -88,11 +83,11 @@ def bucket(distance: int, buckets: int, max_distance: int) -> int:
     return exact + step
 
 
-def t5_rows(distance: Any, after: Any, rows: int, *, bidirectional: bool = True, max_distance: int = 128) -> np.ndarray:
+def t5_rows(distance, after, rows, *, bidirectional=True, max_distance=128):
     """The row of T5's table for each distance; `after` says whether the key is after the query."""
     n = rows // (1 + bidirectional)
 
-    def row(d: Any, is_after: Any) -> int:
+    def row(d, is_after):
         if not bidirectional:
             return 0 if is_after else bucket(int(d), n, max_distance)
         return bucket(int(d), n, max_distance) + n * bool(is_after)
@@ -100,13 +95,12 @@ def t5_rows(distance: Any, after: Any, rows: int, *, bidirectional: bool = True,
     return np.vectorize(row, otypes=[int])(distance, after)
 
 
-def t5(distance: Any, after: Any, table: Any, **settings: Any) -> np.ndarray:
+def t5(distance, after, table, **settings):
     """Rows of the table (rows, heads)."""
-    found, table = t5_rows(distance, after, len(table), **settings), np.asarray(table, np.float64)
-    return _of_heads([table[found, h] for h in range(table.shape[1])])
+    return _heads_first(np.asarray(table, np.float64)[t5_rows(distance, after, len(table), **settings)])
 
 
-def relative(queries: Any, keys: Any, table: Any, *, prefix: Any = None, symmetric: bool = False) -> np.ndarray:
+def relative(queries, keys, table, *, prefix=None, symmetric=False):
     """A table's value for each offset of coordinates (tokens, axes), one element after the other; NaN outside."""
     table, sides = np.asarray(table, np.float64), np.shape(table)[:-1]
     result = np.full((table.shape[-1], len(queries), len(keys)), np.nan)
@@ -115,28 +109,25 @@ def relative(queries: Any, keys: Any, table: Any, *, prefix: Any = None, symmetr
             if prefix is not None and (p[0] < 0 or q[0] < 0):
                 result[:, i, j] = prefix[2 if p[0] < 0 and q[0] < 0 else 0 if p[0] < 0 else 1]
                 continue
-            offsets = [a - b for a, b in zip(p, q, strict=True)]
-            if symmetric:
-                place = [abs(offset) for offset in offsets]
-            else:
-                place = [offset + n // 2 for offset, n in zip(offsets, sides, strict=True)]
+            offsets = [(a - b, n) for a, b, n in zip(p, q, sides, strict=True)]
+            place = [abs(offset) if symmetric else offset + n // 2 for offset, n in offsets]
             if all(0 <= at < n for at, n in zip(place, sides, strict=True)):
                 result[:, i, j] = table[tuple(place)]
     return result
 
 
-def of_offsets(distance: Any, after: Any, table: Any) -> np.ndarray:
+def of_offsets(distance, after, table):
     """`relative` of one axis, from distances and whether the key is after the query; 0 outside."""
     last = len(table) // 2
     held = np.asarray(distance <= last, bool)
     place = last + np.where(after, -1, 1) * np.where(held, distance, 0).astype(int)
-    return _of_heads([np.where(held, np.asarray(table, np.float64)[place, h], 0) for h in range(table.shape[1])])
+    return _heads_first(np.where(held[..., None], np.asarray(table, np.float64)[place], 0))
 
 
 # Biases that multiply a token by a row of a table
 
 
-def log_bucket(distance: int, span: int, max_distance: int) -> int:
+def log_bucket(distance, span, max_distance):
     """DeBERTa's: its formula in so many digits that only an exact tie is within 1e-30 of an integer."""
     middle = span // 2
     if distance <= middle:
@@ -145,28 +136,24 @@ def log_bucket(distance: int, span: int, max_distance: int) -> int:
     return middle + int(MP.ceil(log(distance) / log(max_distance - 1) * (middle - 1) - MP.mpf("1e-30")))
 
 
-def content_rows(
-    i: Any, j: Any, rows: int, *, first: int | None = None, max_distance: int | None = None, nearest: bool = False
-) -> np.ndarray:
+def content_rows(i, j, rows, *, first=None, max_distance=None, nearest=False):
     """1 for the row that each query at i (..., queries) and key at j (..., keys) have, (..., queries, keys, rows)."""
     offsets = np.asarray(i).astype(object)[..., :, None] - np.asarray(j).astype(object)[..., None, :]
     if max_distance is not None:
-        sign = lambda d: (d > 0) - (d < 0)  # noqa: E731
-        offsets = np.vectorize(lambda d: sign(d) * log_bucket(abs(d), rows // 2, max_distance), otypes=[object])(
-            offsets
-        )
+        buckets = np.vectorize(lambda d: log_bucket(d, rows // 2, max_distance), otypes=[object])(abs(offsets))
+        offsets = np.where(offsets < 0, -buckets, buckets)
         first, nearest = -(rows // 2), True
     row = offsets - (-(rows // 2) if first is None else first)
     row = np.clip(row, 0, rows - 1) if nearest else row
     return (row[..., None] == np.arange(rows)).astype(np.float64)
 
 
-def content(selected: np.ndarray, x: Any, table: Any, of_keys: bool) -> np.ndarray:
+def content(selected, x, table, of_keys):
     """x · row for x (..., tokens, heads, features), queries or keys; 0 where no row is selected."""
     return np.einsum(f"...qkr,...{'qk'[of_keys]}hc,rhc->...hqk", selected, *map(np.float64, (x, table)), optimize=True)
 
 
-def content_back(selected: np.ndarray, x: Any, table: Any, of_keys: bool, dy: Any) -> tuple[np.ndarray, np.ndarray]:
+def content_back(selected, x, table, of_keys, dy):
     """The cotangents of x and table from that of the bias."""
     side = "qk"[of_keys]
     x, table, dy = map(np.float64, (x, table, dy))
@@ -177,15 +164,15 @@ def content_back(selected: np.ndarray, x: Any, table: Any, of_keys: bool, dy: An
 # Derivatives by the distance
 
 
-def alibi_slope(distance: Any, slope: Any) -> np.ndarray:
+def alibi_slope(distance, slope):
     return alibi(1, slope) + 0 * np.asarray(distance, np.float64)
 
 
-def kerple_log_slope(distance: Any, scale: Any, rate: Any) -> np.ndarray:
+def kerple_log_slope(distance, scale, rate):
     return -_each(scale) * _each(rate) / (1 + _each(rate) * np.asarray(distance, np.float64))
 
 
-def kerple_power_slope(distance: Any, scale: Any, exponent: Any) -> np.ndarray:
+def kerple_power_slope(distance, scale, exponent):
     """At distance 0, where the slope may not exist, the slope at distance 1."""
     d, power = np.asarray(distance, np.float64), _each(exponent)
     return -_each(scale) * power * np.where(d == 0, 1, d) ** (power - 1)
@@ -194,9 +181,9 @@ def kerple_power_slope(distance: Any, scale: Any, exponent: Any) -> np.ndarray:
 # How modules map unconstrained parameters to positive numbers, and to the interval from 0 to 2
 
 
-def softplus(x: Any) -> np.ndarray:
+def softplus(x):
     return np.logaddexp(np.asarray(x, np.float64), 0)
 
 
-def twice_sigmoid(x: Any) -> np.ndarray:
+def twice_sigmoid(x):
     return 2 / (1 + np.exp(-np.asarray(x, np.float64)))

@@ -1,23 +1,18 @@
 """Camera RoPE in float64: matrices by `np.linalg.inv`, and attention by them, as the paper writes it."""
 
-from __future__ import annotations
-
-from collections.abc import Collection
-from typing import Any
-
 import numpy as np
 
 from oracles import rotations
 
 
-def lifted(k: np.ndarray) -> np.ndarray:
+def lifted(k):
     """A matrix (..., 3, 3) over a row (0, 0, 0, 1)."""
     result = np.zeros((*k.shape[:-2], 4, 4))
     result[..., :3, :3], result[..., 3, 3] = k, 1
     return result
 
 
-def projection(extrinsics: Any, intrinsics: Any = None, image_size: Any = None) -> np.ndarray:
+def projection(extrinsics, intrinsics=None, image_size=None):
     """P (..., 4, 4): from the world to the camera, and with intrinsics to an image of size 1 around the origin."""
     extrinsics = np.asarray(extrinsics, np.float64)
     if intrinsics is None:
@@ -27,12 +22,12 @@ def projection(extrinsics: Any, intrinsics: Any = None, image_size: Any = None) 
     return lifted(centred @ np.asarray(intrinsics, np.float64)) @ extrinsics
 
 
-def matrix(role: str, p: np.ndarray) -> np.ndarray:
+def matrix(role, p):
     """What multiplies queries, keys, values and outputs."""
     return {"query": p.swapaxes(-1, -2), "output": p}[role] if role in ("query", "output") else np.linalg.inv(p)
 
 
-def transformed(x: Any, m: np.ndarray, width: int | None = None) -> np.ndarray:
+def transformed(x, m, width=None):
     """M (..., seq, 4, 4) times the groups of four of the first features of x (..., seq, heads, head_dim)."""
     y = np.array(x, np.float64)
     width = y.shape[-1] if width is None else width
@@ -42,16 +37,7 @@ def transformed(x: Any, m: np.ndarray, width: int | None = None) -> np.ndarray:
     return y
 
 
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    p: np.ndarray,
-    patches: np.ndarray,
-    *,
-    untouched: Collection[str] = (),
-    forward: Collection[str] = ("output",),
-) -> np.ndarray:
+def attention(q, k, v, p, patches, *, untouched=(), forward=("output",)):
     """PRoPE's attention of (seq, heads, head_dim) by P (seq, 4, 4) and patches (seq, 2) of rows and columns.
 
     Half of the features are of cameras, a quarter turns by the column and a quarter by the row, as halves, with base
@@ -61,7 +47,7 @@ def attention(
     n = q.shape[-1] // 4
     angles = patches[:, ::-1, None, None] * 100.0 ** (-np.arange(0, n, 2) / n)  # columns, then rows
 
-    def of(x: np.ndarray, role: str) -> np.ndarray:
+    def of(x, role):
         if role in untouched:
             return x
         parts = [x[..., : 2 * n], x[..., 2 * n : 3 * n], x[..., 3 * n :]]
@@ -75,7 +61,7 @@ def attention(
     return of(out, "output")
 
 
-def poses(rng: np.random.Generator, *shape: int, spread: float = 1.0) -> np.ndarray:
+def poses(rng, *shape, spread=1.0):
     """Extrinsics (*shape, 4, 4) of any direction, translations of this deviation."""
     turns, r = np.linalg.qr(rng.normal(size=(*shape, 3, 3)))
     turns *= np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
@@ -85,7 +71,7 @@ def poses(rng: np.random.Generator, *shape: int, spread: float = 1.0) -> np.ndar
     return result
 
 
-def lenses(rng: np.random.Generator, *shape: int, image_size: tuple[float, float]) -> np.ndarray:
+def lenses(rng, *shape, image_size):
     """Intrinsics (*shape, 3, 3) in pixels, whose pixels are neither square nor upright."""
     height, width = image_size
     k = np.zeros((*shape, 3, 3))

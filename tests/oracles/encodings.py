@@ -1,16 +1,11 @@
 """Sines and cosines of ω·p, and the sinusoidal encoding that they make."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
-from oracles.spectra import MP, Real, floats, geometric
+from oracles.spectra import MP, floats, geometric
 
 
-def waves(points: Any, omegas: Sequence[Real], axes: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+def waves(points, omegas, axes=None):
     """sin and cos of ω·p, float64 (..., pairs), of positions and ω at their exact value.
 
     Positions are (...), or (..., coordinates), of which pair i turns by number axes[i].
@@ -24,7 +19,7 @@ def waves(points: Any, omegas: Sequence[Real], axes: Sequence[int] | None = None
     return sine, cosine
 
 
-def waves_or_nan(positions: Any, omegas: Sequence[Real]) -> tuple[np.ndarray, np.ndarray]:
+def waves_or_nan(positions, omegas):
     """`waves` of positions (...) of any dtype, NaN where a position is not finite or does not round to an int32."""
     p = np.asarray(positions).astype(np.float64)
     fits = np.isfinite(p) & (np.round(p) >= -(2.0**31)) & (np.round(p) < 2.0**31)
@@ -32,9 +27,7 @@ def waves_or_nan(positions: Any, omegas: Sequence[Real]) -> tuple[np.ndarray, np
     return sine, cosine
 
 
-def encode(
-    positions: Any, dim: int, base: Real = 10_000, layout: str = "interleaved", endpoint: bool = False
-) -> np.ndarray:
+def encode(positions, dim, base=10_000, layout="interleaved", endpoint=False):
     """The sinusoidal encoding, written as the notation in the paper writes it: feature by feature."""
     sine, cosine = waves(positions, geometric(dim, base, endpoint))
     pairs = (dim + 1) // 2
@@ -47,7 +40,7 @@ def encode(
     return out
 
 
-def offset_similarity(offsets: Any, omegas: Sequence[Real]) -> np.ndarray:
+def offset_similarity(offsets, omegas):
     """PE(p) · PE(p + k), for each offset k."""
     return waves(offsets, omegas)[1].sum(-1)
 
@@ -55,7 +48,7 @@ def offset_similarity(offsets: Any, omegas: Sequence[Real]) -> np.ndarray:
 # As other libraries compute encodings
 
 
-def textbook(positions: Any, dim: int, base: float = 10_000.0, xp: Any = np, dtype: Any = np.float64) -> Any:
+def textbook(positions, dim, base=10_000.0, xp=np, dtype=np.float64):
     """The formula as it is usually written, for one axis of positions; `xp` is NumPy or jax.numpy.
 
     In float64 it is good to 1e-10 at positions up to a few thousand.
@@ -65,19 +58,19 @@ def textbook(positions: Any, dim: int, base: float = 10_000.0, xp: Any = np, dty
     return xp.stack([xp.sin(phase), xp.cos(phase)], axis=-1).reshape(len(phase), -1)[:, :dim]
 
 
-def float32_phases(positions: Any, omegas: Sequence[Real]) -> np.ndarray:
+def float32_phases(positions, omegas):
     """ω·p with ω, p and their product rounded to float32, as float64 (..., pairs)."""
     return np.float64(np.float32(positions)[..., None] * np.float32(floats(omegas)))
 
 
-def _one_coordinate(width: int, coordinate: np.ndarray, omega: np.ndarray) -> np.ndarray:
+def _one_coordinate(width, coordinate, omega):
     """(sines, cosines) of one coordinate of each token."""
     phase = np.outer(coordinate.reshape(-1), omega)
     assert phase.shape[1] == width // 2
     return np.concatenate([np.sin(phase), np.cos(phase)], axis=1)
 
 
-def mae(width: int, height: int, columns: int) -> np.ndarray:
+def mae(width, height, columns):
     """`get_2d_sincos_pos_embed` of facebookresearch/mae (util/pos_embed.py, commit a9f5c70), in float64.
 
     The original takes one side; its meshgrid of (w, h) makes x the first coordinate and rows the first axis.
@@ -87,14 +80,14 @@ def mae(width: int, height: int, columns: int) -> np.ndarray:
     return np.concatenate([_one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
 
 
-def big_vision(width: int, height: int, columns: int) -> np.ndarray:
+def big_vision(width, height, columns):
     """`posemb_sincos_2d` of google-research/big_vision (models/vit.py, commit 0b73d7b), in float64."""
     y, x = np.mgrid[:height, :columns]
     omega = 1.0 / 10_000.0 ** (np.arange(width // 4) / (width // 4 - 1))
     return np.concatenate([_one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
 
 
-def query_scale(positions: Any, coefficient: float, period: int, offset: int, form: str = "steps") -> np.ndarray:
+def query_scale(positions, coefficient, period, offset, form="steps"):
     """What queries are multiplied by, float64."""
     p = np.asarray(positions, np.int64) + offset
     if form == "power":

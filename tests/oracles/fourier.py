@@ -1,9 +1,6 @@
 """Fourier features and timestep embeddings, feature by feature."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +9,7 @@ from oracles.rotations import features, pairs
 from oracles.spectra import MP
 
 
-def fourier_features(x: np.ndarray, matrix: np.ndarray, layout: str = "half") -> np.ndarray:
+def fourier_features(x, matrix, layout="half"):
     """sin and cos of 2π times the exact sum of products, less its whole turns: a rational number until the end."""
     sine, cosine = np.zeros((2, len(x), matrix.shape[1]))
     for i, row in enumerate(x):
@@ -23,13 +20,7 @@ def fourier_features(x: np.ndarray, matrix: np.ndarray, layout: str = "half") ->
     return features(sine, cosine, layout)
 
 
-def along(
-    x: np.ndarray,
-    matrix: np.ndarray,
-    one: tuple[np.ndarray, np.ndarray],
-    other: tuple[np.ndarray, np.ndarray],
-    layout: str = "half",
-) -> tuple[np.ndarray, np.ndarray]:
+def along(x, matrix, one, other, layout="half"):
     """The derivatives of the features along the direction `one` = (dx, db), and those of these along `other`."""
     sine, cosine = np.split(fourier_features(x, matrix), 2, axis=1)
     x, matrix = x.astype(np.float64), matrix.astype(np.float64)
@@ -40,7 +31,7 @@ def along(
     return features(*first, layout), features(*second, layout)
 
 
-def pulled_back(x: np.ndarray, matrix: np.ndarray, dy: np.ndarray, layout: str = "half") -> tuple[np.ndarray, ...]:
+def pulled_back(x, matrix, dy, layout="half"):
     """The derivatives of Σ dy · features by x and by the matrix."""
     sine, cosine = np.split(fourier_features(x, matrix), 2, axis=1)
     of_sine, of_cosine = pairs(dy, layout)
@@ -48,15 +39,13 @@ def pulled_back(x: np.ndarray, matrix: np.ndarray, dy: np.ndarray, layout: str =
     return slope @ matrix.T, x.T @ slope
 
 
-def nerf(x: np.ndarray, octaves: int) -> np.ndarray:
+def nerf(x, octaves):
     """The encoding of NeRF's paper: sin and cos of 2ᵏ·π·p for each coordinate p and octave k."""
     phases = [[MP.mpf(2) ** k * MP.pi * MP.mpf(p) for p in point for k in range(octaves)] for point in x.tolist()]
     return np.array([[float(f(phase)) for phase in row for f in (MP.sin, MP.cos)] for row in phases])
 
 
-def timestep_embedding(
-    timesteps: Any, dim: int, flip: bool = False, shift: float = 1, scale: float = 1, period: float = 10_000
-) -> tuple[np.ndarray, np.ndarray]:
+def timestep_embedding(timesteps, dim, flip=False, shift=1, scale=1, period=10_000):
     """The waves, and the zeros that fill an odd width."""
     n = dim // 2
     exponents = [MP.mpf(i) / (n - MP.mpf(shift)) if i else MP.mpf(0) for i in range(n)]

@@ -1,15 +1,11 @@
 """Positions as loops count them."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 
-def segments(ids: Sequence[int], padding: int | None = None) -> list[int]:
+def segments(ids, padding=None):
     """Of one row, token by token."""
     found = []
     for i, label in enumerate(ids):
@@ -17,13 +13,13 @@ def segments(ids: Sequence[int], padding: int | None = None) -> list[int]:
     return found
 
 
-def lengths(documents: Sequence[int], total: int) -> list[int]:
+def lengths(documents, total):
     """Of the first `total` tokens of documents, and of padding after them."""
     found = [i for n in documents for i in range(n)][:total]
     return found + [0] * (total - len(found))
 
 
-def grid(shape: Sequence[int], order: str = "row", leading: int = 0) -> np.ndarray:
+def grid(shape, order="row", leading=0):
     """Of each cell, after so many tokens at the origin."""
     cells = [list(cell) for cell in itertools.product(*map(range, shape))]
     if order == "column":
@@ -31,7 +27,7 @@ def grid(shape: Sequence[int], order: str = "row", leading: int = 0) -> np.ndarr
     return np.array([[0] * len(shape)] * leading + cells)
 
 
-def multimodal(parts: Sequence[Any], following: str = "maximum") -> list[list[int]]:
+def multimodal(parts, following="maximum"):
     """Of texts, given by their length, and grids (time, height, width[, Δ]): the rule of the papers, token by token.
 
     What follows a grid begins above the maximum so far, or after the longer of its sides.
@@ -50,7 +46,7 @@ def multimodal(parts: Sequence[Any], following: str = "maximum") -> list[list[in
     return found
 
 
-def shards(length: int, number: int, order: str) -> list[list[int]]:
+def shards(length, number, order):
     """Of each shard."""
     if order == "contiguous":
         return [list(range(s * length // number, (s + 1) * length // number)) for s in range(number)]
@@ -61,7 +57,7 @@ def shards(length: int, number: int, order: str) -> list[list[int]]:
     return [chunks[s] + chunks[2 * number - 1 - s] for s in range(number)]
 
 
-def shards_of_pack(documents: Sequence[int], total: int, number: int, order: str) -> list[list[int]]:
+def shards_of_pack(documents, total, number, order):
     """Of each shard the places in a pack: its part of every document, and of the padding after them."""
     found, start = [[] for _ in range(number)], 0
     for length in [*documents, total - sum(documents)]:

@@ -1,52 +1,47 @@
 """Rotations of pairs of features, by given sines and cosines, in float64."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 
-from oracles.spectra import Real, floats, geometric
+from oracles.spectra import floats, geometric
 
 
-def pairs(x: np.ndarray, layout: str) -> tuple[np.ndarray, np.ndarray]:
+def pairs(x, layout):
     """The two features of each pair, each (..., pairs)."""
     n = x.shape[-1] // 2
     return (x[..., :n], x[..., n:]) if layout == "half" else (x[..., 0::2], x[..., 1::2])
 
 
-def as_complex(x: Any, layout: str) -> np.ndarray:
+def as_complex(x, layout):
     """The pairs as complex numbers a + ib, (..., pairs)."""
     a, b = pairs(np.asarray(x, np.float64), layout)
     return a + 1j * b
 
 
-def features(a: np.ndarray, b: np.ndarray, layout: str) -> np.ndarray:
+def features(a, b, layout):
     """The inverse of `pairs`."""
     both = np.concatenate([a, b], -1) if layout == "half" else np.stack([a, b], -1)
     return both.reshape(*a.shape[:-1], 2 * a.shape[-1])
 
 
-def split(x: np.ndarray, width: int, layout: str, part: str = "first") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split(x, width, layout, part="first"):
     """The two features of each pair, and the features that do not turn: all but the first or last `width`."""
     start = 0 if part == "first" else x.shape[-1] - width
     turning = slice(start, start + width)
     return *pairs(x[..., turning], layout), np.delete(x, np.s_[turning], axis=-1)
 
 
-def join(a: np.ndarray, b: np.ndarray, rest: np.ndarray, layout: str, part: str = "first") -> np.ndarray:
+def join(a, b, rest, layout, part="first"):
     """The inverse of `split`."""
     turning = features(a, b, layout)
     return np.concatenate([turning, rest] if part == "first" else [rest, turning], axis=-1)
 
 
-def turn(a: np.ndarray, b: np.ndarray, sine: np.ndarray, cosine: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def turn(a, b, sine, cosine):
     """The two features of each pair, rotated."""
     return a * cosine - b * sine, b * cosine + a * sine
 
 
-def rotate(x: Any, sine: np.ndarray, cosine: np.ndarray, layout: str, part: str = "first") -> np.ndarray:
+def rotate(x, sine, cosine, layout, part="first"):
     """x (..., features) in float64, its first or last pairs rotated: as many as there are sines (..., pairs)."""
     x, width = np.asarray(x, np.float64), 2 * np.shape(sine)[-1]
     if width == x.shape[-1]:
@@ -55,27 +50,18 @@ def rotate(x: Any, sine: np.ndarray, cosine: np.ndarray, layout: str, part: str 
     return join(*turn(a, b, sine, cosine), rest, layout, part)
 
 
-def rotate_by(x: Any, angles: np.ndarray, layout: str, part: str = "first") -> np.ndarray:
+def rotate_by(x, angles, layout, part="first"):
     """`rotate` by angles in radians."""
     return rotate(x, np.sin(angles), np.cos(angles), layout, part)
 
 
-def rope(
-    x: Any,
-    positions: Any,
-    width: int | None = None,
-    base: Real = 10_000,
-    layout: str = "half",
-    part: str = "first",
-) -> np.ndarray:
+def rope(x, positions, width=None, base=10_000, layout="half", part="first"):
     """RoPE of x (..., seq, heads, head_dim) at positions (..., seq), of all features or `width` of them."""
     omega = floats(geometric(np.shape(x)[-1] if width is None else width, base))
     return rotate_by(x, np.asarray(positions)[..., None, None] * omega, layout, part)
 
 
-def derivatives(
-    x: Any, p: Any, w: Any, slope_of: Callable[[np.ndarray], np.ndarray], layout: str, inverse: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def derivatives(x, p, w, slope_of, layout, inverse=False):
     """The derivatives of a loss by x, positions p and frequencies w; `slope_of(y)` is its derivative by the rotated x.
 
     A pair's angle θ moves the rotated pair y along i·y, so the derivative by θ is the slope along i·y. Rotating the slope
@@ -96,45 +82,37 @@ def derivatives(
     return d_x, d_p, d_w
 
 
-def matrix(sine: np.ndarray, cosine: np.ndarray, layout: str) -> np.ndarray:
+def matrix(sine, cosine, layout):
     """M with PE(p + k) = M · PE(p), from the waves of k (..., pairs)."""
     columns = [rotate(e, -sine, cosine, layout) for e in np.eye(2 * sine.shape[-1])]
     return np.stack(columns, -1)
 
 
-def llama(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def llama(x, angles):
     """As Llama's code writes it: x·cos + rotate_half(x)·sin."""
     angles, n = np.concatenate([angles, angles], -1), x.shape[-1] // 2
     return x * np.cos(angles) + np.concatenate([-x[..., n:], x[..., :n]], -1) * np.sin(angles)
 
 
-def gpt_j(x: np.ndarray, angles: np.ndarray) -> np.ndarray:
+def gpt_j(x, angles):
     """As GPT-J's code writes it: x·cos + rotate_every_two(x)·sin."""
     angles = np.repeat(angles, 2, -1)
     return x * np.cos(angles) + np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape) * np.sin(angles)
 
 
-def decay(num_pairs: int, distance: Any, scale_base: float = 512.0, gamma: float = 0.4) -> np.ndarray:
+def decay(num_pairs, distance, scale_base=512.0, gamma=0.4):
     """What xPos multiplies each pair of a query by at a distance (...) from the origin; of a key, at its negative."""
     zeta = (np.arange(num_pairs) / num_pairs + gamma) / (1 + gamma)
     return zeta ** (np.asarray(distance, np.float64)[..., None] / scale_base)
 
 
-def xpos(
-    x: Any,
-    sine: np.ndarray,
-    cosine: np.ndarray,
-    distance: Any,
-    layout: str,
-    scale_base: float = 512.0,
-    gamma: float = 0.4,
-) -> np.ndarray:
+def xpos(x, sine, cosine, distance, layout, scale_base=512.0, gamma=0.4):
     """A query of xPos at a distance (...) from the origin; a key is one at the negative distance."""
     scale = decay(np.shape(sine)[-1], distance, scale_base, gamma)
     return rotate(x, scale * sine, scale * cosine, layout)
 
 
-def pope(x: Any, sine: np.ndarray, cosine: np.ndarray, layout: str) -> np.ndarray:
+def pope(x, sine, cosine, layout):
     """PoPE of x (..., features) by sines and cosines (..., features), twice as wide."""
     magnitude = np.log1p(np.exp(-np.abs(x := np.asarray(x, np.float64)))) + np.maximum(x, 0)
     return features(magnitude * cosine, magnitude * sine, layout)

@@ -1,9 +1,6 @@
 """The frequencies ω of pairs in radians a position, as numbers of 70 digits, and the coordinate that turns each pair."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mpmath
@@ -13,33 +10,32 @@ import numpy as np
 MP = mpmath.MPContext()
 MP.dps = 70
 Real = Any  # a number of MP, or one that it takes at its exact value
-Formula = Callable[..., tuple[list[Real], Real]]
 
 
-def geometric(dim: int, base: Real, endpoint: bool = False) -> list[Real]:
+def geometric(dim, base, endpoint=False):
     """base^(−2i/dim), or down to exactly 1/base; an odd width has a last pair of which the cosine is dropped."""
     pairs = (dim + 1) // 2
     exponents = [MP.mpf(i) / max(pairs - 1, 1) if endpoint else MP.mpf(2 * i) / dim for i in range(pairs)]
     return [MP.mpf(base) ** -e for e in exponents]
 
 
-def floats(omegas: Iterable[Real]) -> np.ndarray:
+def floats(omegas):
     """The same in float64."""
     return np.array([float(w) for w in omegas])
 
 
-def exact_turns(omegas: Iterable[Real]) -> list[Real]:
+def exact_turns(omegas):
     """In units of 2⁻¹²⁸ turn; floats are taken at their exact value."""
     scale = MP.mpf(2) ** 128 / (2 * MP.pi)
     return [MP.mpf(w) * scale for w in omegas]
 
 
-def turns(omegas: Iterable[Real]) -> tuple[int, ...]:
+def turns(omegas):
     """`exact_turns`, rounded to the nearest integers."""
     return tuple(int(MP.nint(t)) for t in exact_turns(omegas))
 
 
-def wavelengths(omegas: Iterable[Real]) -> np.ndarray:
+def wavelengths(omegas):
     """Positions per turn, in float64."""
     return floats(2 * MP.pi / w for w in omegas)
 
@@ -47,21 +43,19 @@ def wavelengths(omegas: Iterable[Real]) -> np.ndarray:
 # Scalings
 
 # By name, as the conformance vectors have it: ω of each pair, and the amplitude.
-SCALINGS: dict[str, Formula] = {}
+SCALINGS = {}
 # What tests try, by label: width, base, and settings with the name as their type; and which of these the vectors have.
-SCALED: dict[str, tuple[int, Real, dict[str, Any]]] = {}
-SHARED: list[str] = []
+SCALED = {}
+SHARED = []
 
 
-def scaling(
-    tried: Mapping[str, tuple[int, Real, dict[str, Any]]], shared: bool = True
-) -> Callable[[Formula], Callable[..., list[Real]]]:
+def scaling(tried, shared=True):
     """Enters a formula and what it is tried with, and gives its ω alone; vectors try what other libraries share.
 
     A `length` of None stands for the last position and one more.
     """
 
-    def enter(formula: Formula) -> Callable[..., list[Real]]:
+    def enter(formula):
         name = formula.__name__
         SCALINGS[name] = formula
         SCALED.update((label, (width, base, {"type": name} | rest)) for label, (width, base, rest) in tried.items())
@@ -71,19 +65,19 @@ def scaling(
     return enter
 
 
-@scaling({"linear-8": (32, 10000, {"factor": 8}), "linear-2.5": (32, 10000, {"factor": 2.5})})
-def linear(dim: int, base: Real, factor: Real) -> tuple[list[Real], Real]:
+@scaling({"linear-8": (32, 10000, dict(factor=8)), "linear-2.5": (32, 10000, dict(factor=2.5))})
+def linear(dim, base, factor):
     return [w / MP.mpf(factor) for w in geometric(dim, base)], MP.mpf(1)
 
 
-@scaling({"ntk-4": (32, 10000, {"factor": 4})})
-def ntk(dim: int, base: Real, factor: Real) -> tuple[list[Real], Real]:
+@scaling({"ntk-4": (32, 10000, dict(factor=4))})
+def ntk(dim, base, factor):
     stretched = MP.mpf(base) * MP.mpf(factor) ** (MP.mpf(dim) / (dim - 2))
     return geometric(dim, stretched), MP.mpf(1)
 
 
-@scaling({"dynamic-2": (32, 10000, {"factor": 2, "original_max": 2048, "length": None})})
-def dynamic(dim: int, base: Real, factor: Real, original_max: int, length: int) -> tuple[list[Real], Real]:
+@scaling({"dynamic-2": (32, 10000, dict(factor=2, original_max=2048, length=None))})
+def dynamic(dim, base, factor, original_max, length):
     s, longest = MP.mpf(factor), max(length, original_max)
     return SCALINGS["ntk"](dim, base, s * longest / original_max - (s - 1))
 
@@ -91,7 +85,7 @@ def dynamic(dim: int, base: Real, factor: Real, original_max: int, length: int) 
 dynamic_ntk = dynamic  # as the library calls it
 
 
-def temperature(factor: Real, mscale: Real = 1) -> Real:
+def temperature(factor, mscale=1):
     """YaRN's amplitude."""
     return MP.mpf(1) if factor <= 1 else MP.mpf(float(mscale)) * MP.log(factor) / 10 + 1
 
@@ -103,19 +97,10 @@ def temperature(factor: Real, mscale: Real = 1) -> Real:
         "yarn-32-untruncated": (64, 150000, dict(factor=32, original_max=4096, truncate=False)),
     }
 )
-def yarn(
-    dim: int,
-    base: Real,
-    factor: Real,
-    original_max: int,
-    beta_fast: Real = 32,
-    beta_slow: Real = 1,
-    truncate: bool = True,
-    attention_factor: Real | None = None,
-) -> tuple[list[Real], Real]:
+def yarn(dim, base, factor, original_max, beta_fast=32, beta_slow=1, truncate=True, attention_factor=None):
     """Pairs are kept below a ramp, divided by the factor above it, and mixed on it."""
 
-    def pair_of(beta: Real) -> Real:
+    def pair_of(beta):
         """The pair, a real number, that makes `beta` turns in the original length."""
         return dim * MP.log(original_max / (MP.mpf(beta) * 2 * MP.pi)) / (2 * MP.log(base))
 
@@ -130,7 +115,7 @@ def yarn(
     return [w * (1 - g + g / MP.mpf(factor)) for w, g in zip(geometric(dim, base), divided, strict=True)], amplitude
 
 
-def longrope_amplitude(factor: Real, original_max: int) -> Real:
+def longrope_amplitude(factor, original_max):
     return MP.mpf(1) if factor <= 1 else MP.sqrt(1 + MP.log(factor) / MP.log(original_max))
 
 
@@ -138,26 +123,15 @@ _lists = dict(short_factor=[1 + i / 32 for i in range(16)], long_factor=[1 + i *
 
 
 @scaling({"longrope-32": (32, 10000, dict(original_max=4096, factor=32, length=None, **_lists))})
-def longrope(
-    dim: int,
-    base: Real,
-    short_factor: Sequence[Real],
-    long_factor: Sequence[Real],
-    original_max: int,
-    factor: Real,
-    length: int,
-    attention_factor: Real | None = None,
-) -> tuple[list[Real], Real]:
+def longrope(dim, base, short_factor, long_factor, original_max, factor, length, attention_factor=None):
     divisors = long_factor if length > original_max else short_factor
     omegas = [w / MP.mpf(float(d)) for w, d in zip(geometric(dim, base), divisors, strict=True)]
     given = attention_factor is not None
     return omegas, MP.mpf(attention_factor) if given else longrope_amplitude(factor, original_max)
 
 
-@scaling({"llama3-8": (64, 500000, {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192})})
-def llama3(
-    dim: int, base: Real, factor: Real, low_freq_factor: Real, high_freq_factor: Real, original_max: int
-) -> tuple[list[Real], Real]:
+@scaling({"llama3-8": (64, 500000, dict(factor=8, low_freq_factor=1, high_freq_factor=4, original_max=8192))})
+def llama3(dim, base, factor, low_freq_factor, high_freq_factor, original_max):
     """Pairs are kept above `high_freq_factor` turns in the original length, and divided below `low_freq_factor`."""
     s, low, high = MP.mpf(factor), MP.mpf(low_freq_factor), MP.mpf(high_freq_factor)
 
@@ -170,24 +144,24 @@ def llama3(
 
 @scaling(
     {
-        "proportional-0.25": (64, 1000000, {"fraction": 0.25}),
-        "proportional-0.5-by-8": (32, 10000, {"fraction": 0.5, "factor": 8}),
+        "proportional-0.25": (64, 1000000, dict(fraction=0.25)),
+        "proportional-0.5-by-8": (32, 10000, dict(fraction=0.5, factor=8)),
     }
 )
-def proportional(dim: int, base: Real, fraction: float, factor: Real = 1) -> tuple[list[Real], Real]:
+def proportional(dim, base, fraction, factor=1):
     """The first pairs turn, as many as a fraction of the features has; the product is rounded as transformers does."""
     turning = int(fraction * dim // 2)
     return [w / MP.mpf(factor) * (i < turning) for i, w in enumerate(geometric(dim, base))], MP.mpf(1)
 
 
-def _clip(x: Real) -> Real:
+def _clip(x):
     return min(max(x, MP.mpf(0)), MP.mpf(1))
 
 
 # Coordinates
 
 
-def axes_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
+def axes_of(sections, interleaved=False):
     """The coordinate of each pair: one section after the other, or dealt out as Qwen3-VL does.
 
     That is the first coordinate everywhere, and strided slices of the others over it.
@@ -203,9 +177,7 @@ def axes_of(sections: Sequence[int], interleaved: bool = False) -> np.ndarray:
 # As Hugging Face configs write them
 
 
-def call_of(
-    rope: Mapping[str, Any], head_dim: int, max_length: int, length: int | None
-) -> tuple[int, Real, dict[str, Any]]:
+def call_of(rope, head_dim, max_length, length):
     """Width, base, and settings with their type, of a flat `rope_parameters`; `length` is max(position) + 1."""
     kind, share = rope["rope_type"], rope.get("partial_rotary_factor", 1.0)
     width = head_dim if kind == "proportional" else int(head_dim * share)
@@ -222,9 +194,7 @@ def call_of(
     return width, rope["rope_theta"], {"type": name} | {k: v for k, v in taken.items() if v or v is False}
 
 
-def from_parameters(
-    rope: Mapping[str, Any], head_dim: int, max_length: int, length: int | None = None
-) -> tuple[list[Real], Real]:
+def from_parameters(rope, head_dim, max_length, length=None):
     """ω of each pair and the amplitude, of a flat `rope_parameters`."""
     width, base, settings = call_of(rope, head_dim, max_length, length)
     if (name := settings.pop("type")) == "default":
@@ -232,7 +202,7 @@ def from_parameters(
     return SCALINGS[name](width, base, **settings)
 
 
-def axes_from_parameters(rope: Mapping[str, Any], pairs: int) -> np.ndarray:
+def axes_from_parameters(rope, pairs):
     """The coordinate of each pair, of a flat `rope_parameters`."""
     if not rope.get("mrope_section"):
         return np.zeros(pairs, int)

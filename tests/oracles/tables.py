@@ -1,45 +1,34 @@
 """Learned tables of another length."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
 
-def centres(old: int, new: int) -> np.ndarray:
+def centres(old, new):
     """Where the rows of the new table lie in the old one: cell j of `new` has its centre at (j + ½)·old/new − ½."""
     return np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
 
 
-def lengthened(table: np.ndarray, length: int) -> np.ndarray:
+def lengthened(table, length):
     """Linear interpolation at the centres of cells."""
     at, rows = centres(len(table), length), np.arange(len(table))
     return np.stack([np.interp(at, rows, column) for column in table.T], 1)
 
 
-def keys(x: float, a: float) -> float:
+def keys(x, a):
     """The kernel of Keys, 1981, equation 4, whose weights at whole distances are 1 and 0 for any a."""
     x = abs(x)
     return (a + 2) * x**3 - (a + 3) * x**2 + 1 if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
 
 
-def hat(x: float) -> float:
+def hat(x):
     """The kernel of linear interpolation."""
     return max(0.0, 1 - abs(x))
 
 
-def resampled(
-    table: np.ndarray,
-    shape: tuple[int, ...],
-    kernel: Callable[[float], float],
-    *,
-    align_corners: bool = False,
-    zeros_outside: bool = False,
-    size_offset: float = 0.0,
-) -> np.ndarray:
+def resampled(table, shape, kernel, *, align_corners=False, zeros_outside=False, size_offset=0.0):
     """Sums of rows by a kernel of the distance, along each axis but the last; not antialiased.
 
     New row j is at (j + ½)·old/(new + size_offset) − ½, or at j·(old − 1)/(new − 1), 0 for one row, with corners aligned. Rows outside
@@ -60,11 +49,11 @@ def resampled(
     return found
 
 
-def cubic(table: np.ndarray, shape: tuple[int, ...], a: float, **settings: float) -> np.ndarray:
+def cubic(table, shape, a, **settings):
     """Cubic convolution along each axis but the last."""
     return resampled(table, shape, lambda x: keys(x, a), **settings)
 
 
-def linear(table: np.ndarray, shape: tuple[int, ...], **settings: float) -> np.ndarray:
+def linear(table, shape, **settings):
     """Linear interpolation along each axis but the last."""
     return resampled(table, shape, hat, **settings)

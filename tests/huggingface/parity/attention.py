@@ -1,14 +1,11 @@
-"""Attention functions and layers of transformers, by operands, weights and inputs that are given."""
+"""Attention of transformers: functions and layers of operands, weights and inputs, and the masks of whole small models."""
 
-import importlib
 import inspect
 import re
 
-import numpy as np
 import torch
-from embeddings import config_of, modeling_of, new_embedding
-from transformers import MistralConfig, masking_utils
-from values import numbers
+from embeddings import config_of, modeling, modeling_of, new_embedding
+from transformers import AttentionInterface, MistralConfig, masking_utils
 
 # The name of an argument and of an output, which transformers 5.24 changed.
 CACHE = "cache" if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters else "past_key_values"
@@ -22,44 +19,66 @@ def causal_mask(config, x, **options):
     return make(config=config, inputs_embeds=x, attention_mask=None, **{CACHE: None}, **options)
 
 
-def operands(case):
+def hf_attention(case):
     """The eager attention of a module's code, (seq, heads, width), and its gradients for a cotangent."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z0-9])", "_", case["class"].removesuffix("Attention")).lower().replace("_v_", "_v")
-    name = {"gemma_2": "gemma2", "deepseek_v_3": "deepseek_v3"}.get(name, name)
-    code = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
-    given = {key: torch.tensor(case[key]) for key in ("query", "key", "value", "sinks", "cotangent") if key in case}
-    q, k, v = (given[key].transpose(0, 1)[None].requires_grad_() for key in ("query", "key", "value"))
+    code = modeling(re.sub("(?<=[a-z])(?=[A-Z])", "_", case["class"].removesuffix("Attention")).lower())
+    leaves = ("query", "key", "value", "sinks") if "sinks" in case else ("query", "key", "value")
+    given = {name: torch.tensor(case[name]).requires_grad_() for name in leaves}
+    q, k, v, *_ = (x.transpose(0, 1)[None] if x.ndim > 1 else x for x in given.values())
     module = torch.nn.Module().eval()
-    module.num_key_value_groups = q.shape[1] // k.shape[1]
-    if "sinks" in given:
-        module.sinks = torch.nn.Parameter(given["sinks"])
+    module.num_key_value_groups, module.sinks = q.shape[1] // k.shape[1], given.get("sinks")
     mask = causal_mask(MistralConfig(sliding_window=case["sliding_window"]), q[:, 0])
-    told = {key: case[key] for key in ("scaling", "sliding_window", "softcap")}
-    y, _ = code.eager_attention_forward(module, q, k, v, mask, **told)
-    (y[0] * given["cotangent"]).sum().backward()
-    found = {f"{key}_grad": x.grad[0].transpose(0, 1) for key, x in (("query", q), ("key", k), ("value", v))}
-    found |= {"output": y[0]} | ({"sinks_grad": module.sinks.grad} if "sinks" in given else {})
-    return {key: numbers(x) for key, x in found.items()}
+    settings = {key: case[key] for key in ("scaling", "sliding_window", "softcap")}
+    y, _ = code.eager_attention_forward(module, q, k, v, mask, **settings)
+    (y[0] * torch.tensor(case["cotangent"])).sum().backward()
+    return {"output": y[0]} | {f"{name}_grad": x.grad for name, x in given.items()}
 
 
-def layer(case):
+@torch.no_grad()
+def hf_layers(case):
     """The output (seq, hidden_size) of a layer whose values rotate, or that learns spectra."""
-    config = config_of(case["config"])
-    code, x, weights = modeling_of(config), torch.tensor(case["input"])[None], dict(case["weights"])
+    config, x = config_of(case["config"]), torch.tensor(case["input"])[None]
     config._attn_implementation = "eager"
-    (attention,) = (cls for name, cls in vars(code).items() if name == type(config).__name__[:-6] + "Attention")
+    attention = getattr(modeling_of(config), type(config).__name__.removesuffix("Config") + "Attention")
     module, embedding = attention(config, layer_idx=case["layer"]).eval(), new_embedding(config)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            weight.copy_(torch.tensor(weights.pop(name)))
-        if weights:
-            embedding.alpha.copy_(torch.tensor(weights.pop("alpha")))
-        assert not weights
-        positions = torch.arange(x.shape[1])[None]
-        if config.model_type == "deepseek_v4":
-            waves = {name: embedding(x, positions, layer_type=name) for name in ("main", "compress")}
-            y = module(x, waves, positions, causal_mask(config, x))[0]
-        else:
-            mask = causal_mask(config, x, allow_is_causal_skip=False)
-            y = module(x, embedding(x, positions), mask, {}, positions)[0]
-    return {"output": numbers(np.asarray(y[0]))}
+    weights = {name: torch.tensor(weight) for name, weight in case["weights"].items()}
+    if "alpha" in weights:
+        embedding.alpha.copy_(weights.pop("alpha"))
+    module.load_state_dict(weights)
+    positions = torch.arange(x.shape[1])[None]
+    if config.model_type == "deepseek_v4":
+        waves = {name: embedding(x, positions, layer_type=name) for name in ("main", "compress")}
+        return {"output": module(x, waves, positions, causal_mask(config, x))[0][0]}
+    mask = causal_mask(config, x, allow_is_causal_skip=False)
+    return {"output": module(x, embedding(x, positions), mask, {}, positions)[0][0]}
+
+
+@torch.no_grad()
+def hf_masks(case):
+    """Of each kind of layer the mask of every call, a row of 0 and 1 for each query; the scale and the cap."""
+    found = {}
+
+    def record(module, query, key, value, mask, scaling, softcap=None, **_):
+        kinds = getattr(module.config, "layer_types", None)
+        kind = kinds[module.layer_idx].removesuffix("_attention") if kinds else "full"
+        seen = torch.ones(query.shape[2], key.shape[2]) if mask is None else mask[0, 0] == 0
+        rows = ["".join(map(str, row)) for row in seen.int().tolist()]
+        calls = found.setdefault(kind, [])
+        found.update({"scale": float(f"{scaling:.9g}"), "cap": softcap})
+        if rows not in calls:
+            calls.append(rows)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+
+    AttentionInterface.register("record_masks", record)
+    masking_utils.AttentionMaskInterface.register("record_masks", masking_utils.eager_mask)
+    config = config_of(case["config"])
+    config._attn_implementation = "record_masks"
+    model = getattr(modeling_of(config), case["class"])(config).eval()
+    if case["class"] == "PI0Model":  # the prompt, then state and actions with its keys in the cache
+        width, prompt = config.dit_config.hidden_size, case["blocks"].count(0)
+        types, text = torch.zeros(1, prompt, dtype=torch.long), torch.zeros(1, prompt, width)
+        cache = getattr(model.vlm(inputs_embeds=text, token_type_ids=types, use_cache=True), CACHE)
+        model(action_embeds=torch.zeros(1, len(case["blocks"]) - prompt, width), **{CACHE: cache})
+    else:
+        model(**{name: torch.tensor([row]) for name, row in case["inputs"].items()})
+    return found

@@ -9,7 +9,6 @@ import ast
 import functools
 import importlib.util
 import inspect
-import logging
 import math
 import sys
 import types
@@ -21,12 +20,8 @@ import jax
 import numpy as np
 import torch
 import transformers
+from embeddings import modeling
 from torch.nn import functional
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.llama.modeling_llama import LlamaAttention
-from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
-from transformers.models.t5.modeling_t5 import T5Attention
-from values import numbers
 
 FILES = {}  # by source, as given
 
@@ -35,7 +30,6 @@ def bare(source, *names, **company):
     """Classes and functions of a file, in the company of other names alone."""
     tree = ast.parse(Path(FILES[source]).read_text(encoding="utf-8"))
     nodes = [n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name in names]
-    assert {n.name for n in nodes} == {*names}
     for node in nodes:
         node.decorator_list = []
     company |= {"torch": torch, "nn": torch.nn, "F": functional, "math": math}
@@ -43,24 +37,27 @@ def bare(source, *names, **company):
     return [company[name] for name in names]
 
 
-def computed(case):
-    """A case of authors.json or cameras.json."""
-    source, compute = {
-        "PRoPE": ("prope", cameras),
-        "GTA": ("prope", cameras),
-        "FoPE's authors": ("fope", fope),
-        "Intern-S1-Pro": ("xtuner", xtuner),
-        "Selective RoPE": ("selective_rope", selective),
-        "DroPE": ("drope", drope),
+def authors(case):
+    """A case of authors.json or cameras.json, by a function with the name of its source."""
+    source = {
+        "PRoPE": prope,
+        "GTA": prope,
+        "FoPE's authors": fope,
+        "Intern-S1-Pro": xtuner,
+        "Selective RoPE": selective_rope,
+        "DroPE": drope,
     }[case["name"]]
-    return compute(case) if source in FILES else {}
+    return source(case) if source.__name__ in FILES else {}
+
+
+cameras = authors
 
 
 def floats(x):
     return torch.tensor(x, dtype=torch.float32)
 
 
-def cameras(case):
+def prope(case):
     """Attention between the patches of two images, in float64."""
     with jax.enable_x64(True):
         spec = importlib.util.spec_from_file_location("prope_of_authors", FILES["prope"])
@@ -71,46 +68,43 @@ def cameras(case):
         where = {name: case[name] for name in ("patches_x", "patches_y", "image_width", "image_height")}
         out = module.prope_dot_product_attention(*given, **arrays, **where)
         assert out.dtype == np.float64
-    return {"output": numbers(out[0], 12)}
+    return {"output": out[0]}
 
 
-FOPE = {"d_model": 32, "n_heads": 2, "rope_theta": 100, "init_device": "cpu"}
-FOPE |= {"rope_init_distribution": "exponential", "rope_zero_freq_ratio": -1.0, "rope_init_floor_freq": 0.0}
-FOPE |= {"rope_clamp_to_linear_mode": "ceil", "fourier_dim": 0, "fourier_init": "eye_xavier_norm"}
-FOPE |= {"fourier_init_norm_gain": 0.3}
+class Settings(types.SimpleNamespace):
+    """A config of which all other settings are off."""
+
+    def __getattr__(self, name):
+        return False
+
+
 _ONES = "rope_init_upper_freq rope_floor_freq_ratio rope_upper_freq_ratio"
 _TRUE = """
     rope_full_precision rope_clamp_floor_freq rope_clamp_floor_to_zero rope_clamp_upper_to_zero
     fourier fourier_separate_basis fourier_separate_head fourier_ignore_zero
 """
-_FALSE = """
-    rope_learnable rope_include_neg_freq rope_no_repetition rope_no_pos rope_clamp_upper_freq rope_clamp_to_linear
-    fourier_learnable fourier_norm len_extra
-"""
-FOPE |= {name: value for names, value in ((_ONES, 1.0), (_TRUE, True), (_FALSE, False)) for name in names.split()}
+FOPE = dict(d_model=32, n_heads=2, rope_theta=100, init_device="cpu", rope_init_distribution="exponential")
+FOPE |= dict(rope_zero_freq_ratio=-1.0, rope_init_floor_freq=0.0, rope_clamp_to_linear_mode="ceil")
+FOPE |= dict(fourier_dim=0, fourier_init="eye_xavier_norm", fourier_init_norm_gain=0.3)
+FOPE |= dict.fromkeys(_ONES.split(), 1.0) | dict.fromkeys(_TRUE.split(), True)
 
 
 def fope(case):
     """Of a head of 16 features, of whose 8 pairs so many turn within the length; both sets of coefficients at random."""
-    device = lambda config: torch.device("cpu")  # noqa: E731
-    company = {"_non_meta_init_device": device, "ModelConfig": None, "BufferCache": dict}
-    company |= {"Optional": typing.Optional, "Tuple": tuple}
+    company = dict(_non_meta_init_device=lambda config: torch.device("cpu"), ModelConfig=None, BufferCache=dict)
+    company |= dict(Optional=typing.Optional, Tuple=tuple)
     _, cls = bare("fope", "RotaryEmbedding", "FourierEmbedding", **company)
     torch.manual_seed(case["length"])
-    layer = cls(types.SimpleNamespace(**FOPE, max_sequence_length=case["length"]), {})
+    layer = cls(Settings(**FOPE, max_sequence_length=case["length"]), {})
     x = floats(case["x"])
-    return _coefficients(layer) | {"rotated": numbers(layer(x, x.shape[2]))}
-
-
-def _coefficients(layer):
-    return {"cosines": numbers(layer.cos_coef), "sines": numbers(layer.sin_coef)}
+    return {"cosines": layer.cos_coef, "sines": layer.sin_coef, "rotated": layer(x, x.shape[2])}
 
 
 def xtuner(case):
     """As Intern-S1-Pro was trained: as many coefficients as pairs, for each head of the keys."""
     x = floats(case["x"])
     rope = types.SimpleNamespace(num_inv_freq=None, fope_sep_head=True, fope_init_factor=0.5)
-    sizes = {"head_dim": x.shape[-1], "num_key_value_heads": x.shape[1], "max_position_embeddings": case["length"]}
+    sizes = dict(head_dim=x.shape[-1], num_key_value_heads=x.shape[1], max_position_embeddings=case["length"])
 
     class Base(torch.nn.Module):
         """Stands for the class that reads a config: a spectrum and no scaling."""
@@ -118,56 +112,49 @@ def xtuner(case):
         def __init__(self, config, device):
             super().__init__()
             self.config, self.rope_type, self.attention_scaling = config, "default", 1.0
-            self.inv_freq = case["base"] ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+            inverse = case["base"] ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+            self.register_buffer("inv_freq", inverse)
 
-        def register_buffer(self, name, value, **_):
-            setattr(self, name, value)
-
-    company = {"cast": lambda _, x: x, "RotaryEmbedding": Base, "DEVICE": "cpu", "logger": logging.getLogger("xtuner")}
+    company = dict(cast=lambda _, x: x, RotaryEmbedding=Base, DEVICE="cpu", logger=mock.Mock())
     _, cls = bare("xtuner", "_compute_fope_parameters", "FourierEmbedding", **company)
-    names = ["xtuner", "xtuner.v1", "xtuner.v1.model", "xtuner.v1.model.base"]
-    modules = {name: types.ModuleType(name) for name in names}
-    modules[names[-1]].TransformerConfig = object
-    with mock.patch.dict(sys.modules, modules):
+    with mock.patch.dict(sys.modules, {"xtuner.v1.model.base": mock.Mock()}):
         layer = cls(types.SimpleNamespace(rope_scaling_cfg=rope, **sizes))
     batch, _, seq, _ = x.shape
     cos, sin = layer(x[:, 0], torch.arange(seq).expand(batch, seq))
     first, second = x.chunk(2, -1)
-    return _coefficients(layer) | {"rotated": numbers(x * cos + torch.cat([-second, first], -1) * sin)}
+    rotated = x * cos + torch.cat([-second, first], -1) * sin
+    return {"cosines": layer.cos_coef, "sines": layer.sin_coef, "rotated": rotated}
 
 
-def selective(case):
+def selective_rope(case):
     """What the class makes of the increments of phases, which stand here for what it computes of tokens."""
     import einops
 
-    company = {"rearrange": einops.rearrange, "Literal": typing.Literal}
-    company |= {"l2_norm": lambda x: functional.normalize(x, dim=-1)}
-    company["ShortConvolution"] = lambda **_: lambda x, **_: (x, None)  # nothing
+    company = dict(rearrange=einops.rearrange, Literal=typing.Literal)
+    company |= dict(l2_norm=lambda x: functional.normalize(x, dim=-1))
+    company |= dict(ShortConvolution=lambda **_: lambda x, **_: (x, None))  # does nothing
     *_, cls = bare("selective_rope", "rotary_temperature", "ChunkedLinear", "SelectiveRoPE", **company)
     q, k, phases = (floats(case[name]) for name in ("query", "key", "phases"))
     _, seq, heads, dim = q.shape
-    sizes = {"head_k_dim": dim, "model_dim": heads * dim, "num_heads": heads}
+    sizes = dict(head_k_dim=dim, model_dim=heads * dim, num_heads=heads)
     layer = cls(**sizes, temp_theta=case["base"], phi_parametrization="low-rank")
     del layer.phi_proj
     layer.phi_proj = lambda _: phases.reshape(1, seq, -1)
     query, key = layer(q, k, torch.ones(1, seq, heads * dim))[:2]
-    return {"query_turned": numbers(query), "key_turned": numbers(key)}
+    return {"query_turned": query, "key_turned": key}
 
 
 def drope(case):
-    company = {"inspect": inspect, "logger": logging.getLogger("drope"), "Type": type, "Any": typing.Any}
-    (nope,) = bare("drope", "nope", **company)
+    (nope,) = bare("drope", "nope", inspect=inspect, logger=mock.Mock(), Type=type, Any=typing.Any)
     config = transformers.LlamaConfig(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4)
     config._attn_implementation = "eager"
-    source, x = LlamaAttention(config, 0).eval(), floats(case["x"])
+    llama = modeling("llama").LlamaAttention
+    source, x = llama(config, 0).eval(), floats(case["x"])
     source.load_state_dict({f"{name}.weight": floats(w).T for name, w in case.items() if name.endswith("_proj")})
-    layer = nope(LlamaAttention).from_source(source, config).eval()
+    layer = nope(llama).from_source(source, config).eval()
     mask = torch.full((x.shape[1],) * 2, -math.inf).triu(1)[None, None]
     angles = torch.arange(float(x.shape[1]))[None, :, None] * torch.tensor([1.0, 0.01, 1.0, 0.01])
-    given = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": mask}
-    y, with_rope = layer(x, **given)[0], source(x, **given)[0]
-    assert (y - with_rope).abs().max() > 0.01
-    return {"output": numbers(y)}
+    return {"output": layer(x, (angles.cos(), angles.sin()), mask)[0]}
 
 
 # Biases: of transformers, and of the papers' code
@@ -175,16 +162,16 @@ def drope(case):
 
 def biases(values):
     """All of biases.json, by its lists."""
-    functions = {"alibi": alibi, "buckets": buckets, "t5": t5, "fire": fire, "sandwich": sandwich}
-    functions |= {f"kerple_{kind}": functools.partial(kerple, kind=kind) for kind in ("log", "power")}
-    own = {name for name in functions if name in ("alibi", "buckets", "t5") or name.partition("_")[0] in FILES}
-    return {name: [case | functions[name](case) for case in values[name]] for name in own}
+    computed, sources = {"alibi": alibi, "buckets": buckets, "t5": t5}, {"fire": fire, "sandwich": sandwich}
+    sources |= {f"kerple_{kind}": functools.partial(kerple, kind) for kind in ("log", "power")}
+    computed |= {name: compute for name, compute in sources.items() if name.partition("_")[0] in FILES}
+    return {name: [case | compute(case) for case in values[name]] for name, compute in computed.items()}
 
 
 def alibi(case, length=9):
-    bloom = build_alibi_tensor(torch.ones(1, length), case["heads"], torch.float32)[:, 0, [1, length - 1]]
-    mpt = build_mpt_alibi_tensor(case["heads"], length)[:, 0, [0, length - 2]]
-    return {"bloom": numbers(bloom, 17), "mpt": numbers(mpt, 17)}
+    bloom = modeling("bloom").build_alibi_tensor(torch.ones(1, length), case["heads"], torch.float32)
+    mpt = modeling("mpt").build_mpt_alibi_tensor(case["heads"], length)
+    return {"bloom": bloom[:, 0, [1, length - 1]], "mpt": mpt[:, 0, [0, length - 2]]}
 
 
 def buckets(case):
@@ -192,7 +179,7 @@ def buckets(case):
     runs = {}
     for name, sign in (("before", -1), ("after", 1)):
         sizes = case["bidirectional"], case["buckets"], case["max_distance"]
-        found = T5Attention._relative_position_bucket(sign * torch.arange(100_001), *sizes).numpy()
+        found = modeling("t5").T5Attention._relative_position_bucket(sign * torch.arange(100_001), *sizes).numpy()
         runs[name] = [[int(d), int(found[d])] for d in np.flatnonzero(np.diff(found, prepend=-1))]
     return runs
 
@@ -200,13 +187,13 @@ def buckets(case):
 def t5(case):
     decoder = not case["bidirectional"]
     config = transformers.T5Config(num_heads=len(case["table"][0]), d_model=12, d_kv=4, is_decoder=decoder)
-    layer = T5Attention(config, has_relative_attention_bias=True)
+    layer = modeling("t5").T5Attention(config, has_relative_attention_bias=True)
     layer.relative_attention_bias.weight.data = floats(case["table"])
-    return {"bias": numbers(layer.compute_bias(40, 300)[0][:, case["queries"]][:, :, case["keys"]], 17)}
+    return {"bias": layer.compute_bias(40, 300)[0][:, case["queries"]][:, :, case["keys"]]}
 
 
-def kerple(case, kind):
-    parallel = {"get_model_parallel_world_size": lambda: 1, "get_model_parallel_rank": lambda: 0}
+def kerple(kind, case):
+    parallel = dict(get_model_parallel_world_size=lambda: 1, get_model_parallel_rank=lambda: 0)
     (cls,) = bare("kerple", f"ParallelKerple{kind.title()}", Parameter=torch.nn.Parameter, **parallel)
     heads, length = len(case["a"]), max(case["queries"]) + 1
     arguments = types.SimpleNamespace(num_attention_heads=heads, pos_emb="kerple_ap_", params_dtype=torch.float32)
@@ -215,7 +202,7 @@ def kerple(case, kind):
         for parameter, name in ((layer.bias_a, "a"), (layer.bias_p, "p")):
             parameter.data = floats(case[name]).reshape(parameter.shape)
         bias = layer(torch.zeros(1, heads, length, length))[0]
-    return {"bias": numbers(bias[:, case["queries"]], 17)}
+    return {"bias": bias[:, case["queries"]]}
 
 
 def fire(case):
@@ -225,7 +212,7 @@ def fire(case):
     for parameter, value in zip(layer.mlp.parameters(), (w1[:, None], b1, w2.T, b2), strict=True):
         parameter.data = value
     layer.c.data = floats(case["c"])
-    return {"bias": numbers(layer(case["length"], "cpu")[0][:, case["queries"]], 17)}
+    return {"bias": layer(case["length"], "cpu")[0][:, case["queries"]]}
 
 
 def sandwich(case):
@@ -237,4 +224,4 @@ def sandwich(case):
         torch.set_default_dtype(torch.float64)
         bias = cls(True, case["heads"], None, case["width"], length)(length, length)
         torch.set_default_dtype(torch.float32)
-    return {"bias": numbers(bias.reshape(case["heads"], length, length)[:, case["queries"]], 17)}
+    return {"bias": bias.reshape(case["heads"], length, length)[:, case["queries"]]}

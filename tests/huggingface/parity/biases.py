@@ -1,52 +1,47 @@
 """Attention modules of transformers whose biases depend on tokens, and biases of grids in transformers and timm."""
 
-import importlib
-
 import torch
 import transformers
-from embeddings import config_of
+from embeddings import config_of, modeling
 from timm.layers import pos_embed_rel
 from timm.models import levit
-from transformers.models.beit.modeling_beit import BeitRelativePositionBias
-from transformers.models.levit.modeling_levit import LevitAttention, LevitAttentionSubsample
-from transformers.models.swin.modeling_swin import SwinRelativePositionBias
-from values import numbers
 
 from helpers.content_biases import drawn, hidden_and_cotangent
 
 LOWEST = torch.finfo(torch.float32).min
 
 
-def of_content(case):
+def content_biases(case):
     """The output of a module with drawn weights, and gradients of its sum with a cotangent."""
     folder, name = case["module"].removeprefix("modeling_").split(".")
-    code, config = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), None
-    shapes = case["weights"]
+    shapes, mask = case["weights"], case["mask"] and torch.tensor(case["mask"])
+    arrays = {name: torch.tensor(drawn(case["seed"], name, shape)) for name, shape in shapes.items()}
+    x, cotangent = map(torch.tensor, hidden_and_cotangent(case["seed"], case["hidden"], mask))
+    make, config = getattr(modeling(folder), name), None
     if folder == "wavlm":
         buckets, heads = shapes["rel_attn_embed.weight"]
-        module = code.WavLMAttention(case["hidden"][-1], heads, num_buckets=buckets, **case["settings"])
+        module = make(case["hidden"][-1], heads, num_buckets=buckets, **case["settings"])
     else:
         config = config_of(case["config"])
         config._attn_implementation = "eager"
         more = {"sam": {"window_size": 0}, "vitdet": {"input_size": case["hidden"][1:3]}}
         more |= dict.fromkeys(("parakeet", "inkling"), {"layer_idx": 0})
-        module = getattr(code, name)(config, **more.get(folder, {}))
-    arrays = {name: torch.tensor(drawn(case["seed"], name, shape)) for name, shape in shapes.items()}
-    parameters = dict(module.eval().named_parameters())
-    for name, parameter in parameters.items():
+        module = make(config, **more.get(folder, {}))
+    leaves = dict(module.eval().named_parameters())
+    for name, parameter in leaves.items():
         parameter.data = arrays.pop(name)
-    mask = case["mask"] and torch.tensor(case["mask"])
-    x, cotangent = map(torch.tensor, hidden_and_cotangent(case["seed"], case["hidden"], mask))
-    leaves = parameters | {name: array.requires_grad_() for name, array in (arrays | {"hidden": x}).items()}
-    y = _called(folder, code, config, module, x, mask, arrays)
+    leaves |= {name: array.requires_grad_() for name, array in (arrays | {"hidden": x}).items()}
+    y = _call(folder, config, module, x, mask, arrays)
     (y * cotangent).sum().backward()
-    return {"output": numbers(y), "gradients": {name: numbers(leaves[name].grad) for name in case["gradients"]}}
+    return {"output": y, "gradients": {name: leaves[name].grad for name in case["gradients"]}}
 
 
-def _called(folder, code, config, module, x, mask, arrays):
-    if folder in ("sam", "vitdet", "wavlm"):
-        return module(x, *([mask] if folder == "wavlm" else []))[0]
-    keys = mask[:, None, None]
+def _call(folder, config, module, x, mask, arrays):
+    if folder in ("sam", "vitdet"):
+        return module(x)[0]
+    if folder == "wavlm":
+        return module(x, mask)[0]
+    code, keys = modeling(folder), mask[:, None, None]
     if folder.startswith("deberta"):
         offsets = {"relative_pos": code.build_relative_position(x, x)} if folder == "deberta" else {}
         return module(x, keys * mask[:, None, :, None], **offsets, **arrays)[0]
@@ -64,27 +59,31 @@ def _called(folder, code, config, module, x, mask, arrays):
     return module(x, (1 - keys.float()) * LOWEST, **waves)[0]
 
 
-def of_grid(case):
+def relative_biases(case):
     """The bias (heads, queries, keys) of a layer of vision transformers, or its table resized to a larger window."""
     table = torch.tensor(case["table"]) if "table" in case else None
     if "resized" in case:
-        resize = pos_embed_rel.resize_rel_pos_bias_table_levit
-        return {"resized": numbers(resize(table, ((2 * case["new"] - 1) ** 2, table.shape[1])))}
+        shape = (2 * case["new"] - 1) ** 2, table.shape[1]
+        return {"resized": pos_embed_rel.resize_rel_pos_bias_table_levit(table, shape)}
     if "new" in case:
-        return {"bias": numbers(beit(table, case["window"])((case["new"],) * 2)[0])}
-    peer, (rows, columns) = case["peer"], case["window"]
+        return {"bias": _beit(table, case["window"])((case["new"],) * 2)[0]}
+    peer, window = case["peer"], tuple(case["window"])
+    side = window[0]
     if "Mlp" in peer:
-        layer = pos_embed_rel.RelPosMlp((rows, columns), len(case["w2"][0]), hidden_dim=len(case["b1"]), mode="swin")
+        layer = pos_embed_rel.RelPosMlp(window, len(case["w2"][0]), hidden_dim=len(case["b1"]), mode="swin")
         weights = torch.tensor(case["w1"]).T, torch.tensor(case["b1"]), torch.tensor(case["w2"]).T
         for parameter, value in zip(layer.mlp.parameters(), weights, strict=True):
             parameter.data = value
-        return {"bias": numbers(layer.eval().get_bias()[0])}
-    heads, window = table.shape[0 if "LeViT" in peer or "Tf" in peer else 1], (rows, columns)
+        return {"bias": layer.eval().get_bias()[0]}
+    heads = table.shape[0 if "LeViT" in peer or "Tf" in peer else 1]
+    swin, of_levit = modeling("swin"), modeling("levit")
     layer = {
-        "transformers, Swin": lambda: SwinRelativePositionBias(heads, window),
-        "transformers, BEiT": lambda: beit(table, rows),
-        "transformers, LeViT": lambda: LevitAttention(8, 4, heads, 2, rows),
-        "transformers, LeViT, subsampled": lambda: LevitAttentionSubsample(8, 8, 4, heads, 2, 2, rows, -(-rows // 2)),
+        "transformers, Swin": lambda: swin.SwinRelativePositionBias(heads, window),
+        "transformers, BEiT": lambda: _beit(table, side),
+        "transformers, LeViT": lambda: of_levit.LevitAttention(8, 4, heads, 2, side),
+        "transformers, LeViT, subsampled": lambda: of_levit.LevitAttentionSubsample(
+            8, 8, 4, heads, 2, 2, side, -(-side // 2)
+        ),
         "timm, RelPosBias": lambda: pos_embed_rel.RelPosBias(window, heads),
         "timm, RelPosBias, class token": lambda: pos_embed_rel.RelPosBias(window, heads, prefix_tokens=1),
         "timm, RelPosBiasTf": lambda: pos_embed_rel.RelPosBiasTf(window, heads),
@@ -94,14 +93,14 @@ def of_grid(case):
     layer.eval()
     if "LeViT" in peer:
         layer.attention_biases.data = table
-        return {"bias": numbers(layer.get_attention_biases("cpu"))}
+        return {"bias": layer.get_attention_biases("cpu")}
     layer.relative_position_bias_table.data = table
     bias = layer.get_bias() if "timm" in peer else layer(*[window] if "BEiT" in peer else [])
-    return {"bias": numbers(bias.reshape(heads, *bias.shape[-2:]))}
+    return {"bias": bias.reshape(heads, *bias.shape[-2:])}
 
 
-def beit(table, side):
+def _beit(table, side):
     sizes = {"image_size": 16 * side, "patch_size": 16, "num_attention_heads": table.shape[1]}
-    layer = BeitRelativePositionBias(transformers.BeitConfig(**sizes))
+    layer = modeling("beit").BeitRelativePositionBias(transformers.BeitConfig(**sizes))
     layer.relative_position_bias_table.data = table
     return layer

@@ -1,4 +1,4 @@
-"""The class for frequencies of a configuration of transformers, its frequencies and the amplitude of its waves."""
+"""Classes of transformers: configs, the code of a config, its class for frequencies, and the spectra that it makes."""
 
 import contextlib
 import copy
@@ -15,6 +15,11 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 # Classes for waves that return sines first.
 SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
+
+
+def modeling(name):
+    """The module with the models of a folder of transformers."""
+    return importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
 
 def config_of(written):
@@ -58,49 +63,37 @@ def new_embedding(config, code=None):
 
 
 # The names that DeepSeek-V4 has for the spectra of its layer types.
-_LABELS = {
-    "sliding_attention": "main",
-    "compressed_sparse_attention": "compress",
-    "heavily_compressed_attention": "compress",
-}
+_LABELS = dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), "compress")
+_LABELS["sliding_attention"] = "main"
 
 
-def prefix_of(embedding, kind):
-    """What the names of a class for frequencies begin with for a kind of layer."""
-    names = (kind, _LABELS.get(kind))
-    return next((f"{name}_" for name in names if hasattr(embedding, f"{name}_inv_freq")), "")
+def spectra_of(embedding, kinds, length=None):
+    """Of each kind of layer the frequencies, float32, and the amplitude of its waves; None without frequencies.
 
-
-def inverse_frequencies(embedding, kinds):
-    """Of each kind of layer the frequencies, float32, or None, and the factor that the class has for its waves."""
+    The amplitude is the factor that the class has; with a length, the cosine at position 0 of a sequence of that length.
+    """
     result = {}
     for kind in kinds:
-        prefix = prefix_of(embedding, kind)
-        inverse = getattr(embedding, f"{prefix}inv_freq", None)  # none for layers that are no attention
-        factor = getattr(embedding, f"{prefix}attention_scaling", 1.0)
-        result[kind] = None if inverse is None else (inverse.float().numpy(), factor)
+        label = next((x for x in (kind, _LABELS.get(kind)) if hasattr(embedding, f"{x}_inv_freq")), "")
+        prefix = label and f"{label}_"
+        if not hasattr(embedding, f"{prefix}inv_freq"):
+            result[kind] = None
+            continue
+        amplitude = getattr(embedding, f"{prefix}attention_scaling", 1.0)
+        if length:
+            amplitude = _cosine(embedding, {"layer_type": label} if label else {}, length, amplitude)
+        result[kind] = getattr(embedding, f"{prefix}inv_freq").float().numpy(), float(amplitude)
     return result
 
 
-def embedding_of(config, length):
-    """The rotary embedding of a configuration, told of the last position of a sequence of this length."""
-    embedding = new_embedding(config)
-    kinds = [name.removesuffix("_inv_freq") for name in dict(embedding.named_buffers()) if name.endswith("_inv_freq")]
-    kinds = [kind for kind in kinds if "original" not in kind] or [""]
-    embedding.amplitudes = {kind: _amplitude(embedding, kind, length) for kind in kinds}
-    return embedding
-
-
-def _amplitude(embedding, kind, length):
-    """The cosine at position 0, computed with the last position; what the class says if it returns no cosines."""
-    positions, of_kind = torch.tensor([[0, length - 1]]), {"layer_type": kind} if kind else {}
+def _cosine(embedding, options, length, usual):
+    """The cosine at position 0, computed with the last position; the usual amplitude of a class without cosines."""
+    positions = torch.tensor([[0, length - 1]])
     try:
-        waves = embedding(torch.zeros(1, 2, 8), positions, **of_kind)
+        waves = embedding(torch.zeros(1, 2, 8), positions, **options)
     except (IndexError, RuntimeError):  # positions of several coordinates
-        waves = embedding(torch.zeros(1, 2, 8), positions.expand(3, 1, 2), **of_kind)
-    if isinstance(waves, tuple):
-        return float(waves[0].flatten()[0])
-    return float(getattr(embedding, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0))
+        waves = embedding(torch.zeros(1, 2, 8), positions.expand(3, 1, 2), **options)
+    return waves[0].flatten()[0] if isinstance(waves, tuple) else usual
 
 
 @functools.cache

@@ -18,25 +18,23 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from posenc_jax import hf
-
 POSITIONS = np.array([0, 1, 7, 37, 150, 299, 5_000, 100_000], np.int32)
-LENGTH = 131_072  # above all positions
-
 
 # Models
 
 
-def make_config(model_type):
+def make_config(model_type, settings=None):
+    """With the common settings that its class knows, and its own."""
     config_class = CONFIG_MAPPING[model_type]
     known = config_class().to_dict().keys() | config_class.attribute_map
     common = {name: value for name, value in small.COMMON.items() if name in known}
-    return config_class(**copy.deepcopy(common | small.BY_TYPE.get(model_type, {})))  # some classes change them
+    own = small.BY_TYPE.get(model_type, {}) if settings is None else settings
+    return config_class(**copy.deepcopy(common | own))  # some classes change them
 
 
-def make_model(model_type, attention):
+def make_model(model_type):
     """A model with weights from a fixed seed."""
-    config = make_config(model_type)
+    config, attention = make_config(model_type), "record"
     torch.manual_seed(0)
     if attends(config) or model_type not in small.ATTENDS:
         attention = small.ATTENTIONS.get(model_type, attention)
@@ -52,16 +50,13 @@ def make_model(model_type, attention):
     return model
 
 
-def learned(model, own):
-    """The arrays that a plan needs, by their names in each layer; of an indexer, in the layers that have one."""
+def learned(model, names):
+    """Arrays of a model by their names in checkpoints."""
     arrays, result = dict(model.named_parameters()) | dict(model.named_buffers()), {}
-    for layer in range(len(own.layers)):
-        for name, _ in own.parameters:
-            name = renamed = name.format(layer=layer)
-            for old, new in small.RENAMED.items():
-                renamed = renamed.replace(old, new)
-            if renamed in arrays:
-                result[name] = arrays[renamed].detach().numpy()
+    for name in names:
+        renamed = functools.reduce(lambda x, pair: x.replace(*pair), small.RENAMED.items(), name)
+        if renamed in arrays:
+            result[name] = arrays[renamed].detach().numpy()
     return result
 
 
@@ -89,7 +84,7 @@ def _call(model, positions):
         inputs["input_ids"] = ids[..., None].expand(-1, -1, small.CODEBOOKS[model_type])
     else:
         inputs["input_ids"] = ids
-    inputs |= small.INPUTS.get(model_type, lambda length: {})(len(positions))
+    inputs |= small.INPUTS.get(model_type, {})
     inputs = small.INDEXED.get(model_type, inputs)
     with torch.no_grad():
         return model(**{name: value for name, value in inputs.items() if value is not None})
@@ -195,60 +190,3 @@ def recorded(model, positions, rest=False):
                 patch("forward", functools.partial(_record_products, calls, module, module.forward), module)
         _call(model, positions)
     return Calls(*map(dict, _calls))
-
-
-# Comparisons
-
-
-@functools.cache
-def plan(model_type):
-    return hf.rotary_from_config(make_config(model_type).to_dict(), length=LENGTH)
-
-
-def spread(model_type, positions):
-    """Positions of as many coordinates as the model has, all of them different."""
-    count = max(layer.frequencies.num_axes for layer in plan(model_type).layers)
-    return positions if count == 1 else np.stack([positions // (i + 1) + 11 * i for i in range(count)], -1)
-
-
-class Passes(NamedTuple):
-    """The positions of a row of equal tokens, and what the layers attend with at rest and at these positions."""
-
-    positions: np.ndarray
-    rest: Calls
-    moved: Calls
-    learned: dict[str, np.ndarray]
-
-
-@functools.cache
-def passes(model_type):
-    model, own, positions = make_model(model_type, "record"), plan(model_type), spread(model_type, POSITIONS)
-    start = positions if model_type in small.RESTARTING else 0 * positions
-    rest, moved = recorded(model, start, rest=True), recorded(model, positions)
-    if model_type in small.INDEXED:
-        positions = np.arange(next(iter(rest.attention.values())).query.shape[2], dtype=np.int32)
-    arrays = learned(model, own) | (learned(model, own.indexer) if own.indexer else {})
-    return Passes(positions, rest, moved, arrays)
-
-
-def errors(model_type, change=lambda plan: plan):
-    """The difference between features of the model and of its plan, by layer and role, for each position.
-
-    Relative to the largest feature of the layer. `change` makes another plan of it.
-    """
-    changed, (positions, rest, moved, arrays), result = change(plan(model_type)), passes(model_type), {}
-    for name, own in {"attention": changed, "indexer": changed.indexer}.items():
-        for layer, after in getattr(moved, name).items():
-            for role in ("query", "key"):
-                x, y, at = getattr(getattr(rest, name)[layer], role), getattr(after, role), positions
-                if (name, role) == ("indexer", "key") and model_type in small.COMPRESSED:
-                    at = small.COMPRESSED[model_type] * np.arange(x.shape[2], dtype=np.int32)
-                elif model_type in small.SCALED_BY_INDEX and not own.layers[layer].rotary_dim:
-                    x, at = x[..., :1, :] + 0 * x, np.arange(len(positions), dtype=np.int32)
-                if own is not None:  # else an indexer that does not rotate
-                    parameters = {name: arrays[name.format(layer=layer)] for name, _ in own.parameters}
-                    options = {"head_axis": -3, "role": role, "scaled": False, "parameters": parameters}
-                    x = np.asarray(own.rotate(x, layer, at, **options))
-                error = np.abs(x - y).max((0, 1, 3)) / np.abs(y).max()
-                result[name, layer, role] = error if len(at) == len(positions) else np.full(len(positions), error.max())
-    return result

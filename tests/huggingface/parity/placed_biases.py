@@ -8,28 +8,23 @@ import functools
 
 import torch
 import transformers
+from embeddings import modeling
 from timm.layers.pos_embed_rel import RelPosBiasTf
 from timm.models.maxxvit import AttentionCl
-from transformers.models.beit.modeling_beit import BeitLayer
-from transformers.models.levit.modeling_levit import LevitAttention, LevitAttentionSubsample
-from transformers.models.mpt.modeling_mpt import MptAttention, build_mpt_alibi_tensor
-from transformers.models.swin.modeling_swin import SwinAttention
-from transformers.models.swinv2.modeling_swinv2 import Swinv2SelfAttention
-from transformers.models.t5.modeling_t5 import T5Attention
-from values import numbers
 
 LOWEST = torch.finfo(torch.float32).min
+QKV = "q_proj", "k_proj", "v_proj"
 
 
 @torch.no_grad()
-def computed(case):
+def placed_biases(case):
     """What attention makes of queries, keys and values (tokens, heads, width), before its output is projected."""
     x = [torch.tensor(case[name]) for name in ("query", "key", "value")]
     count, heads, width = x[0].shape
     x = [y.repeat(case.get("length", count) // count, 1, 1) for y in x]
-    run = globals()[f"_{case['row'].partition(',')[0].lower().replace(' ', '_')}"]
+    run = globals()[case["row"].partition(",")[0].lower().replace(" ", "_")]  # a function below
     y = run(case, x, heads, heads * width).reshape(-1, heads, x[2].shape[2])
-    return {"output": numbers(y[-len(case["output"]) :])}
+    return {"output": y[-len(case["output"]) :]}
 
 
 def eager(config):
@@ -56,51 +51,48 @@ def causal(length):
     return torch.full((length, length), LOWEST).triu(1)[None, None]
 
 
-def fused(x, axis):
-    return torch.stack(x, axis).reshape(1, len(x[0]), -1)
+def text(model, attention, x, projection, output):
+    """A whole model of one layer reads a text, of queries, keys and values beside one another."""
+    tokens = torch.ones(1, len(x), dtype=torch.long)
+    projections = {projection: x.reshape(1, len(x), -1)}
+    return taken(attention, projections, output, lambda: model.eval()(tokens, use_cache=False))
 
 
-def _text(model, attention, x, names):
-    """A whole model of one layer reads a text."""
-    tokens = torch.ones(1, x.shape[1], dtype=torch.long)
-    return taken(attention, {names[0]: x}, names[1], lambda: model.eval()(tokens, use_cache=False))
-
-
-def _bloom(case, x, heads, hidden):
+def bloom(case, x, heads, hidden):
     config = transformers.BloomConfig(hidden_size=hidden, n_head=heads, n_layer=1, vocab_size=4)
     model = transformers.BloomModel(eager(config))
-    return _text(model, model.h[0].self_attention, fused(x, 2), ("query_key_value", "dense"))
+    return text(model, model.h[0].self_attention, torch.stack(x, 2), "query_key_value", "dense")
 
 
-def _mpt(case, x, heads, hidden):
-    settings, length = {"d_model": hidden, "n_heads": heads, "n_layers": 1, "vocab_size": 4}, len(x[0])
+def mpt(case, x, heads, hidden):
+    settings = dict(d_model=hidden, n_heads=heads, n_layers=1, vocab_size=4)
+    x, length, code = torch.stack(x, 1), len(x[0]), modeling("mpt")
     if case["alibi_bias_max"] != 8:  # with the bias of transformers' own function, for which no model of it asks
-        layer, bias = MptAttention(transformers.MptConfig(**settings), 0).eval(), case["alibi_bias_max"]
-        given = torch.zeros(1, length, hidden), build_mpt_alibi_tensor(heads, length, bias)
-        run = lambda: layer(*given, attention_mask=causal(length) < 0)  # noqa: E731
-        return taken(layer, {"Wqkv": fused(x, 1)}, "out_proj", run)
+        layer = code.MptAttention(transformers.MptConfig(**settings), 0).eval()
+        bias = code.build_mpt_alibi_tensor(heads, length, case["alibi_bias_max"])
+        run = lambda: layer(torch.zeros(1, length, hidden), bias, attention_mask=causal(length) < 0)  # noqa: E731
+        return taken(layer, {"Wqkv": x.reshape(1, length, -1)}, "out_proj", run)
     own = {name: case[name] for name in ("softmax_scale", "clip_qkv")}
     model = transformers.MptModel(transformers.MptConfig(**settings, max_seq_len=length, attn_config=own))
-    return _text(model, model.blocks[0].attn, fused(x, 1), ("Wqkv", "out_proj"))
+    return text(model, model.blocks[0].attn, x, "Wqkv", "out_proj")
 
 
-def _falcon(case, x, heads, hidden):
+def falcon(case, x, heads, hidden):
     """Of SDPA: the eager code of transformers 5.23.0 adds the bias once more, after the scale."""
-    settings = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": 1, "vocab_size": 4}
-    settings |= {"alibi": True, "new_decoder_architecture": False, "multi_query": False}
-    config = transformers.FalconConfig(**settings, bos_token_id=1, eos_token_id=1)
+    settings = dict(alibi=True, new_decoder_architecture=False, multi_query=False, num_hidden_layers=1)
+    sizes = dict(hidden_size=hidden, num_attention_heads=heads, vocab_size=4, bos_token_id=1, eos_token_id=1)
+    config = transformers.FalconConfig(**settings, **sizes)
     config._attn_implementation = "sdpa"
     model = transformers.FalconModel(config)
-    return _text(model, model.h[0].self_attention, fused(x, 2), ("query_key_value", "dense"))
+    return text(model, model.h[0].self_attention, torch.stack(x, 2), "query_key_value", "dense")
 
 
-def _t5(case, x, heads, hidden):
+def t5(case, x, heads, hidden):
     table, decoder, length = torch.tensor(case["table"]), "decoder" in case["row"], len(x[0])
-    buckets = {"relative_attention_num_buckets": len(table)}
-    buckets["relative_attention_max_distance"] = case["relative_attention_max_distance"]
-    config = transformers.T5Config(d_model=hidden, d_kv=hidden // heads, num_heads=heads, **buckets)
-    config.is_decoder = decoder
-    layer = T5Attention(eager(config), has_relative_attention_bias=True, layer_idx=0).eval()
+    config = transformers.T5Config(d_model=hidden, d_kv=hidden // heads, num_heads=heads)
+    config.is_decoder, config.relative_attention_num_buckets = decoder, len(table)
+    config.relative_attention_max_distance = case["relative_attention_max_distance"]
+    layer = modeling("t5").T5Attention(eager(config), has_relative_attention_bias=True, layer_idx=0).eval()
     layer.relative_attention_bias.weight.data = table
     mask = causal(length) if decoder else None
     return taken(layer, flat(x, "qkv"), "o", lambda: layer(torch.zeros(1, length, hidden), mask=mask))
@@ -113,18 +105,17 @@ def shifted(case, hidden):
     return torch.zeros(*regions.shape, hidden), mask
 
 
-def _swin(case, x, heads, hidden):
-    config = transformers.SwinConfig(_attn_implementation="eager")
-    layer = SwinAttention(config, hidden, heads, case["window"][0]).eval()
+def swin(case, x, heads, hidden):
+    layer = modeling("swin").SwinAttention(eager(transformers.SwinConfig()), hidden, heads, case["window"][0]).eval()
     layer.relative_position_bias.relative_position_bias_table.data = torch.tensor(case["t"])
-    names = "q_proj", "k_proj", "v_proj"
-    return taken(layer, flat(x, names, 2), "o_proj", lambda: layer(*shifted(case, hidden)))[1]
+    return taken(layer, flat(x, QKV, 2), "o_proj", lambda: layer(*shifted(case, hidden)))[1]
 
 
-def _swin_v2(case, x, heads, hidden):
+def swin_v2(case, x, heads, hidden):
     """Trained with a smaller window; a scale is beyond the greatest that counts."""
-    config, (side, _) = transformers.Swinv2Config(), case["window"]
-    layer = Swinv2SelfAttention(config, hidden, heads, side, pretrained_window_size=case["pretrained"]).eval()
+    config, side = transformers.Swinv2Config(), case["window"][0]
+    make = modeling("swinv2").Swinv2SelfAttention
+    layer = make(config, hidden, heads, side, pretrained_window_size=case["pretrained"]).eval()
     w1, b1, w2 = map(torch.tensor, case["mlp"])
     mlp = torch.nn.Linear(2, len(b1)), torch.nn.ReLU(), torch.nn.Linear(len(b1), heads, bias=False)
     mlp[0].weight.data, mlp[0].bias.data, mlp[2].weight.data = w1.T, b1, w2.T
@@ -135,30 +126,32 @@ def _swin_v2(case, x, heads, hidden):
     return layer(*shifted(case, hidden))[0][1]
 
 
-def _beit(case, x, heads, hidden):
+def beit(case, x, heads, hidden):
     side = 2 * case["window"][0]
-    settings = {"num_attention_heads": heads, "hidden_size": hidden, "patch_size": 2, "image_size": side}
-    layer = BeitLayer(eager(transformers.BeitConfig(use_relative_position_bias=True, **settings))).eval()
+    settings = dict(num_attention_heads=heads, hidden_size=hidden, patch_size=2, image_size=side)
+    layer = (
+        modeling("beit").BeitLayer(eager(transformers.BeitConfig(use_relative_position_bias=True, **settings))).eval()
+    )
     layer.relative_position_bias.relative_position_bias_table.data = torch.tensor(case["t"])
     run = lambda: layer(torch.zeros(1, len(x[0]), hidden), resolution=(side, side))  # noqa: E731
-    return taken(layer.attention, flat(x, ("q_proj", "k_proj", "v_proj")), "o_proj", run)
+    return taken(layer.attention, flat(x, QKV), "o_proj", run)
 
 
-def _levit(case, x, heads, hidden):
+def levit(case, x, heads, hidden):
     """Its values are twice as wide as its keys; between stages, from a grid to a coarser one."""
-    (side, _), (q, k, v), width = case["window"], x, hidden // heads
+    (side, _), (q, k, v), width, code = case["window"], x, hidden // heads, modeling("levit")
     if "coarse" in case:
-        layer = LevitAttentionSubsample(8, 8, width, heads, 2, 2, side, case["coarse"][0])
+        layer = code.LevitAttentionSubsample(8, 8, width, heads, 2, 2, side, case["coarse"][0])
         projections = flat([torch.cat([k, v], -1), q], ("keys_values", "queries"))
     else:
-        layer = LevitAttention(8, width, heads, 2, side)
+        layer = code.LevitAttention(8, width, heads, 2, side)
         projections = flat([torch.cat(x, -1)], ["queries_keys_values"])
     layer.eval()
     layer.attention_biases.data = torch.tensor(case["t"])
     return taken(layer, projections, "activation", lambda: layer(torch.zeros(1, len(k), 8)))
 
 
-def _maxvit(case, x, heads, hidden):
+def maxvit(case, x, heads, hidden):
     window = tuple(case["window"])
     bias = functools.partial(RelPosBiasTf, window_size=window)
     layer = AttentionCl(hidden, dim_head=hidden // heads, rel_pos_cls=bias).eval()

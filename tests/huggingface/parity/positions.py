@@ -1,25 +1,22 @@
 """The positions that transformers' own functions give to rows of tokens with images and videos."""
 
 import functools
-import importlib
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from embeddings import modeling
 from transformers import CONFIG_MAPPING, Glm4vProcessor, ProcessorMixin
-
-TEXT, IMAGE, VIDEO = range(3)
 
 
 @functools.cache
 def model_class(name):
     """The class of a model_type that has get_rope_index."""
-    part = name.partition("_thinker")[0].partition("_talker")[0]
-    family = {"glmga": "glm46v"}.get(name, part)
-    code = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    ends = name.rpartition("_")[2].title() + "ForConditionalGeneration" if part != name else "Model"
-    own = (value for key, value in vars(code).items() if key.endswith(ends) and value.__module__ == code.__name__)
-    return next(value for value in own if hasattr(value, "get_rope_index"))
+    family, *part = name.replace("glmga", "glm46v").replace("_talker", "_thinker").split("_thinker")
+    ends = name.rpartition("_")[2].title() + "ForConditionalGeneration" if part else "Model"
+    code = modeling(family)
+    own = (cls for key, cls in vars(code).items() if key.endswith(ends) and cls.__module__ == code.__name__)
+    return next(cls for cls in own if hasattr(cls, "get_rope_index"))
 
 
 def model_of(name, settings):
@@ -30,8 +27,7 @@ def model_of(name, settings):
     config_class = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else cls.config_class
     model.config = config_class(**{key: value for key, value in settings.items() if key != "model_type"})
     if cls.__name__.endswith("ForConditionalGeneration"):
-        own = getattr(model.config, "vision_config", model.config)
-        model.spatial_merge_size = own.spatial_merge_size
+        model.spatial_merge_size = getattr(model.config, "vision_config", model.config).spatial_merge_size
     return model
 
 
@@ -46,62 +42,58 @@ def optional(values):
     return torch.tensor(values) if values else None
 
 
-def indexed(model, case, grids, **more):
+def indexed(model, tokens, mask, images, videos, **more):
     """The positions (batch, seq, coordinates), and how far behind them the next token is."""
-    grids = {f"{kind}_grid_thw": optional(grid) for kind, grid in zip(("image", "video"), grids, strict=True)}
-    mask = case["mask"] and torch.tensor(case["mask"])
-    positions, deltas = model.get_rope_index(torch.tensor(case["tokens"]), **grids, attention_mask=mask, **more)
+    grids = {"image_grid_thw": optional(images), "video_grid_thw": optional(videos)}
+    positions, deltas = model.get_rope_index(torch.tensor(tokens), **grids, attention_mask=optional(mask), **more)
     return positions.permute(1, 2, 0), deltas
 
 
-def by_config(case):
+def hf_multimodal(case):
     """0 for padding."""
-    name, model = case["config"]["model_type"], model_of(case["config"]["model_type"], case["config"])
-    seconds, config = optional(case.get("video_seconds")), model.config
+    name = case["config"]["model_type"]
+    model, seconds = model_of(name, case["config"]), optional(case.get("video_seconds"))
     if "audio_lengths" in case:
         more = {"use_audio_in_video": case["audio_in_video"], "audio_seqlens": optional(case["audio_lengths"])}
         more["second_per_grids"] = seconds
     elif name == "glm_image":
-        starts = np.array(case["tokens"]) == config.image_start_token_id
+        starts = np.array(case["tokens"]) == model.config.image_start_token_id
         more = {"images_per_sample": torch.tensor(starts.sum(1))}
     else:
-        ids = [getattr(config, f"{key}_token_id", -1) for key in ("image", "video", "video_start", "video_end")]
-        glm = name.startswith("glm")
-        more = {"mm_token_type_ids": kinds_of(Glm4vProcessor if glm else ProcessorMixin, case["tokens"], *ids)}
+        keys = "image", "video", "video_start", "video_end"
+        ids = [getattr(model.config, f"{key}_token_id", -1) for key in keys]
+        processor = Glm4vProcessor if name.startswith("glm") else ProcessorMixin
+        more = {"mm_token_type_ids": kinds_of(processor, case["tokens"], *ids)}
         more |= {} if seconds is None else {"second_per_grid_ts": seconds}
-    positions, _ = indexed(model, case, (case["image_grids"], case["video_grids"]), **more)
-    return {"positions": (positions * torch.tensor(case["mask"])[..., None]).tolist()}
+    positions, _ = indexed(model, case["tokens"], case["mask"], case["image_grids"], case["video_grids"], **more)
+    return {"positions": positions * torch.tensor(case["mask"])[..., None]}
 
 
-def by_grids(case):
+def rope_index(case):
     """Of a config with a merge size and a rate alone."""
-    tower = {"spatial_merge_size": case["spatial_merge_size"]}
-    tower |= {"tokens_per_second": case["tokens_per_second"]} if "tokens_per_second" in case else {}
+    tower = {key: case[key] for key in ("spatial_merge_size", "tokens_per_second") if key in case}
     kinds = case.get("mm_token_type_ids")
-    kinds = torch.tensor(kinds) if kinds else kinds_of(ProcessorMixin, case["tokens"], 5, 6)
-    seconds = case.get("second_per_grid_ts")
-    more = {"second_per_grid_ts": torch.tensor(seconds)} if seconds is not None else {}
-    grids = case["image_grid_thw"], case["video_grid_thw"]
-    model = model_of(case["model"], {"vision_config": tower})
-    positions, deltas = indexed(model, case, grids, mm_token_type_ids=kinds, **more)
-    return {"positions": positions.tolist(), "rope_deltas": deltas.reshape(-1).tolist()}
+    more = {"mm_token_type_ids": torch.tensor(kinds) if kinds else kinds_of(ProcessorMixin, case["tokens"], 5, 6)}
+    more |= {key: torch.tensor(case[key]) for key in ["second_per_grid_ts"] if case.get(key) is not None}
+    model, grids = model_of(case["model"], {"vision_config": tower}), (case["image_grid_thw"], case["video_grid_thw"])
+    positions, deltas = indexed(model, case["tokens"], case["mask"], *grids, **more)
+    return {"positions": positions, "rope_deltas": deltas.flatten()}
 
 
-def of_sequence(case):
+def qwen_positions(case):
     """Parts are a number of text tokens, or a grid after merging with the time between its steps if there are four."""
-    kinds, grids, times = [], ([], []), []
+    kinds, images, videos, times = [], [], [], []
     for part in case["parts"]:
         if isinstance(part, int):
-            kinds += [TEXT] * part
+            kinds += [0] * part
             continue
         time, height, width = part[:3]
-        kind = VIDEO if time > 1 else IMAGE
-        grids[kind - 1].append([time, 2 * height, 2 * width])
+        (videos if time > 1 else images).append([time, 2 * height, 2 * width])
         times += part[3:]
-        kinds += [kind] * (time * height * width)
-    more = {"second_per_grid_ts": torch.tensor(times)} if times else {}
-    tower = {"spatial_merge_size": 2} | ({"tokens_per_second": 1} if times else {})
+        kinds += [2 if time > 1 else 1] * (time * height * width)
+    more, tower = {"mm_token_type_ids": torch.tensor([kinds])}, {"spatial_merge_size": 2}
+    if times:
+        more["second_per_grid_ts"], tower["tokens_per_second"] = torch.tensor(times), 1
     model = model_of(case["model"], {"vision_config": tower})
-    given = {"tokens": [[0] * len(kinds)], "mask": None}
-    positions, delta = indexed(model, given, grids, mm_token_type_ids=torch.tensor([kinds]), **more)
-    return {"positions": positions[0].tolist(), "delta": int(delta)}
+    positions, delta = indexed(model, [[0] * len(kinds)], None, images, videos, **more)
+    return {"positions": positions[0], "delta": int(delta)}

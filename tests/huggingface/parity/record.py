@@ -1,7 +1,8 @@
 """Writes to tests/oracles/recorded what other libraries compute: `record.py [NAME…]`, by default for all files.
 
-A case in a file is its inputs, of which the recorder computes the rest. To record another case, write its inputs into the
-file and run this. `nox -s parity -- --record` does; `SOURCE=FILE` names code of authors to run too, see `authors.py`.
+A case in a file is its inputs. The recorder, a function of one of the modules below with the name of the file, takes them
+and returns the rest as numbers or arrays. To record another case, write its inputs into the file and run this, as
+`nox -s parity -- --record` does. `SOURCE=FILE` names code of authors to run too, see `authors.py`.
 """
 
 import importlib
@@ -13,45 +14,25 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2]))
 
 import numpy as np
+import torch
 
 from oracles import recorded
 
-# By the name of a file, the function of a case, or of all that is in the file.
-OF_CASES = {
-    "authors": "authors.computed",
-    "cameras": "authors.computed",
-    "content_biases": "biases.of_content",
-    "diffusers_rotations": "vectors.of_diffusers",
-    "diffusers_timesteps": "tables.timesteps",
-    "hf_attention": "attention.operands",
-    "hf_frequencies": "rotary.frequencies",
-    "hf_layers": "attention.layer",
-    "hf_masks": "masks.computed",
-    "hf_multimodal": "positions.by_config",
-    "hf_tower_tables": "towers.table",
-    "hf_towers": "towers.layers",
-    "placed_biases": "placed_biases.computed",
-    "pope": "vectors.of_pope",
-    "qwen_positions": "positions.of_sequence",
-    "relative_biases": "biases.of_grid",
-    "rope_index": "positions.by_grids",
-    "timm_grids": "tables.grid",
-    "timm_resized": "tables.resized_by_timm",
-    "torch_resized": "tables.resized_by_torch",
-    "turns": "vectors.of_model",
+MODULES = {
+    "attention": "hf_attention hf_layers hf_masks",
+    "authors": "authors biases cameras",
+    "biases": "content_biases relative_biases",
+    "placed_biases": "placed_biases",
+    "positions": "hf_multimodal qwen_positions rope_index",
+    "rotary": "hf_model_types hf_published hf_rotations",
+    "towers": "hf_tower_tables hf_towers",
+    "vectors": "diffusers_rotations diffusers_timesteps hf_frequencies pope timm_grids timm_resized torch_resized turns",
 }
-OF_FILES = {
-    "biases": "authors.biases",
-    "hf_model_types": "rotary.model_types",
-    "hf_published": "published.recorded",
-    "hf_rotations": "rotary.rotations",
-}
+RECORDERS = {name: module for module, names in MODULES.items() for name in names.split()}
+WHOLE = {"biases", "hf_model_types", "hf_published", "hf_rotations"}  # whose recorders take all that is in the file
+# Digits of floats, else nine, which name one float32.
+DIGITS = {"biases": 17, "hf_multimodal": 17, "cameras": 12, "hf_towers": 7, "hf_tower_tables": 7}
 PEERS = {"PoPE-pytorch", "diffusers", "jax", "timm", "torch", "transformers"}
-
-
-def function(path):
-    module, name = path.split(".")
-    return getattr(importlib.import_module(module), name)
 
 
 def read(name):
@@ -60,22 +41,33 @@ def read(name):
 
 def fresh(name):
     """All of a file, with what the installed libraries compute."""
-    values = read(name)
-    for head in (values, values.get("versions", {})):
-        head.update({peer: metadata.version(peer) for peer in PEERS & head.keys()})
-    if name in OF_FILES:
-        return values | function(OF_FILES[name])(values)
-    compute = function(OF_CASES[name])
+    values, compute = read(name), getattr(importlib.import_module(RECORDERS[name]), name)
+    for versions in (values, values.get("versions", {})):
+        versions.update({peer: metadata.version(peer) for peer in PEERS & versions.keys()})
+    if name in WHOLE:
+        return values | compute(values)
     return values | {k: [c | compute(c) for c in x] for k, x in values.items() if isinstance(x, list)}
+
+
+def as_lists(x, digits=9):
+    """An array as JSON has it."""
+    x = np.asarray(x.detach() if torch.is_tensor(x) else x)
+    if x.ndim:
+        return [as_lists(row, digits) for row in x]
+    return float(f"{x:.{digits}g}") if x.dtype.kind == "f" else x.item()
 
 
 def write(name, values):
     """A line for each item of its lists."""
+
+    def text(x):
+        return json.dumps(x, ensure_ascii=False, default=lambda array: as_lists(array, DIGITS.get(name, 9)))
+
     lines = []
-    for key, value in values.items():
-        many = isinstance(value, list)
-        text = ",\n  ".join(json.dumps(x, ensure_ascii=False) for x in (value if many else [value]))
-        lines.append(f" {json.dumps(key)}: " + (f"[\n  {text}\n ]" if many else text))
+    for key, x in values.items():
+        lines.append(
+            f" {text(key)}: " + ("[\n  " + ",\n  ".join(map(text, x)) + "\n ]" if type(x) is list else text(x))
+        )
     (recorded.FOLDER / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
@@ -97,7 +89,7 @@ def main(*arguments):
     sources = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if sources:
         importlib.import_module("authors").FILES.update(sources)
-    for name in [x for x in arguments if "=" not in x] or sorted(OF_CASES | OF_FILES):
+    for name in [x for x in arguments if "=" not in x] or sorted(RECORDERS):
         write_rotations(fresh(name)) if name == "hf_rotations" else write(name, fresh(name))
 
 

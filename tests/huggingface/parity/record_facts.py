@@ -31,7 +31,7 @@ from posenc_jax.hf import _models
 from posenc_jax.hf._multimodal_models import MULTIMODAL
 from posenc_jax.hf._towers import TOWERS
 
-PATH = Path(forward.hf.__file__).parent / "facts.json"
+PATH = Path(_models.__file__).parent / "facts.json"
 ABOUT = {
     "about": "What transformers does for each model type that no config says; what is usual is left out.",
     "command": "nox -s parity -- --facts",
@@ -84,16 +84,11 @@ USUAL = _models.Model._field_defaults | {
 
 
 def made(config_class, **settings):
-    """A config, or why there is none."""
+    """A config, which gives widths that some layers alone have, or why there is none."""
     try:
         config = config_class(**copy.deepcopy(settings))
     except Exception as error:
         return error
-    return _open(config)
-
-
-def _open(config):
-    """A config that gives widths that some layers alone have."""
     config.allow_global_per_layer_attribute_access = True
     return config
 
@@ -231,13 +226,14 @@ def _pattern(config_class, **settings):
     kinds = sorted({*types}, key=lambda kind: (kind != "full_attention", kind))
     if len(kinds) < 2:
         return kinds[0] if kinds else None
-    for full, other in itertools.permutations(kinds[:2]):
-        for backwards, last, period in itertools.product((False, True), (False, True), range(2, LAYERS[0])):
-            for phase in range(period):
-                facts = {"period": period, "phase": phase, "last": last, "backwards": backwards}
-                pattern = _models.Pattern(**facts, full=full, other=other)
-                if all(pattern.types(count) == types for count, types in made_up.items()):
-                    return facts | {"full": full, "other": other}
+    either, numbers = (False, True), range(LAYERS[0])
+    for both, backwards, last, period, phase in itertools.product(
+        itertools.permutations(kinds[:2]), either, either, numbers[2:], numbers
+    ):
+        facts = dict(period=period, phase=phase, last=last, backwards=backwards, full=both[0], other=both[1])
+        pattern = _models.Pattern(**facts)
+        if phase < period and all(pattern.types(count) == types for count, types in made_up.items()):
+            return facts
     return kinds
 
 
@@ -337,7 +333,7 @@ def _still(name, config, code):
 
 def _run(name):
     """Of each attention layer of a small model, its type and whether it rotates."""
-    model = forward.make_model(name, "record")
+    model = forward.make_model(name)
     rest, moved = (forward.recorded(model, forward.POSITIONS, rest).attention for rest in (True, False))
     types, rope = getattr(model.config, "layer_types", None), _rope(model.config)
     kinds = {i: types[i] if types else "" for i in rest}
@@ -401,7 +397,10 @@ def facts_of(name, config_class):
 def _part(config_class, key, **settings):
     """The part of a composite into which settings are written; None if there is none."""
     part = getattr(made(config_class, **{key: settings}), key, None)
-    return _open(part) if isinstance(part, PreTrainedConfig) else None
+    if isinstance(part, PreTrainedConfig):
+        part.allow_global_per_layer_attribute_access = True
+        return part
+    return None
 
 
 def parts_of(config_class):

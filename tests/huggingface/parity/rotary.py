@@ -1,35 +1,142 @@
-"""What transformers makes of rope settings, and what the rotary code of small models does to queries and keys.
+"""What transformers makes of the configs of model types and published checkpoints, and how small models rotate.
 
 A forward pass runs with the model's own functions; the ones that rotate and the one that attends are wrapped, to see what
 goes in and what comes out.
 """
 
 import contextlib
+import json
 import sys
+import warnings
 from unittest import mock
 
-import families
+import record_facts
 import torch
-from embeddings import config_of, inverse_frequencies, new_embedding
+from embeddings import config_of, new_embedding, spectra_of
 from transformers import AutoModel
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from oracles import recorded
+from posenc_jax.hf import _models
+
+# Model types
+
+# Without a class for frequencies, without any rotation, or another name of Evolla.
+_WITHOUT = set("codegen gptj roformer glm5_next_text jamba kimi_linear nemotron_h EvollaModel".split())
+TYPES = {name: {"model_type": name} for name in sorted(_models.MODELS.keys() & {*CONFIG_MAPPING} - _WITHOUT)}
+# Where the defaults of a class make no model with rotary layers, the recorded config says more than sizes.
+TYPES |= {
+    x["model_type"]: x for case in recorded.cases("hf_model_types") if (x := case["config"])["model_type"] in TYPES
+}
+# What a configuration needs to say; what else speaks of rotations, a class makes up.
+_SAID = """
+    model_type hidden_size d_model num_hidden_layers num_layers num_layers_per_stack n_layers decoder_num_hidden_layers
+    num_attention_heads n_heads decoder_num_attention_heads qk_nope_head_dim qk_rope_head_dim max_position_embeddings
+    position_embedding_type global_head_dim cross_attention_layers block_types index_head_dim
+""".split()
 
 
-def frequencies(case):
-    """Those of a config, told of the length of a sequence if its settings depend on it."""
-    config, rope = config_of(case["config"]), case["config"]["rope_parameters"]
+def hf_model_types(values):
+    """What classes make up, by type; types that are not installed stay as they are."""
+    cases = {case["config"]["model_type"]: case for case in values["cases"]}
+    cases |= {name: _described(config) for name, config in TYPES.items()}
+    return {"cases": [cases[name] for name in sorted(cases)]}
+
+
+def _described(written):
+    config = config_of(written)
     embedding = new_embedding(config)
-    inverse, factor = embedding.inv_freq, embedding.attention_scaling
-    if case["length"] and "alpha" not in rope:
-        inverse, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=case["length"])
-    return {"attention_factor": float(factor), "frequencies": [float(str(x)) for x in inverse.numpy()]}
+    if config.model_type == "nanochat":  # rotates backwards
+        embedding.inv_freq = -embedding.inv_freq
+    if config.model_type == "ernie4_5_vl_moe_text":  # keeps those of height, of width and of time together
+        embedding.inv_freq = embedding.recomposition_frequencies(embedding.inv_freq.expand(3, -1))[::2]
+    spectra = {
+        (len(inverse), float(str(min(inverse[inverse != 0], key=abs))), factor)
+        for inverse, factor in filter(
+            None, spectra_of(embedding, getattr(config, "layer_types", None) or [""]).values()
+        )
+    }
+    values = config.to_dict()
+    said = {key: values[key] for key in (*_SAID, *written, "transformers_version") if values.get(key) is not None}
+    said |= {key: dict(sorted(value.items())) for key, value in said.items() if isinstance(value, dict)}
+    turns = getattr(config, "no_rope_layers", None)  # one where a layer has positions
+    bases = getattr(config, "layer_rope_theta", None) or ()
+    turns = [int(base != 0) for base in bases] if 0 in bases else turns or None
+    layout = record_facts.layout_of_functions(record_facts.code_of(type(config)))
+    return {"config": said, "layout": layout, "spectra": sorted(spectra), "turns": turns}
 
 
-PROJECTIONS = "q_proj", "k_proj"
-ROTATIONS = "apply_rotary_pos_emb", "apply_rotary_emb", "apply_rotary_pos_emb_interleave"
+# Published configs
+
+LENGTH = 4097  # above the original length of Phi-3
+# transformers 5.23.0 drops the outer base of Fuyu, the decoder_config of VibeVoice and the attn_config of DBRX, and does
+# not have EXAONE.
+_UNREAD = {"dbrx", "fuyu", "vibevoice", "exaone"}
 
 
-def captured(model, inputs):
+def language_config(config):
+    """The configuration class of the language model, by transformers; None if it has none for this file."""
+    name = config.get("model_type")
+    if name not in CONFIG_MAPPING or name in _UNREAD:
+        return None
+    whole = CONFIG_MAPPING[name].from_dict(json.loads(json.dumps(config)))
+    return getattr(whole, "thinker_config", whole).get_text_config(decoder=True)
+
+
+def _spectra(config):
+    """The amplitude and the frequencies of each layer, None if there are none, or why the class fails."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of deprecated keys
+            language = language_config(config)
+            if not language:
+                return None
+            kinds = getattr(language, "layer_types", None) or ["full_attention"] * language.num_hidden_layers
+            found = spectra_of(new_embedding(language), kinds, LENGTH)
+    except Exception as error:  # transformers fails in many ways on files that it does not read
+        return f"{type(error).__name__}: {error}"[:100]
+    # ERNIE has another order; there is nothing without attention or positions.
+    own = {k: x and (x[1], *sorted((float(str(w)) for w in x[0]), reverse=True)) for k, x in found.items()}
+    return [own[kind] for kind in kinds]
+
+
+def hf_published(values):
+    """Each spectrum once, and for each layer the number of its own; types that are not installed stay as they are."""
+    numbers, cases = {}, []
+    for case in values["cases"]:
+        before, layers = case["layers"], _spectra(case["config"])
+        if layers is None and isinstance(before, list):
+            layers = [None if i is None else tuple(values["spectra"][i]) for i in before]
+        if isinstance(layers, str) and isinstance(before, str):
+            layers = before  # how it fails is not recorded for its words
+        if isinstance(layers, list):
+            layers = [x and numbers.setdefault(x, len(numbers)) for x in layers]
+        cases.append(case | {"layers": layers})
+    return {"spectra": [*numbers], "cases": cases}
+
+
+# Rotations
+
+_PROJECTIONS = "q_proj", "k_proj"
+_ROTATIONS = "apply_rotary_pos_emb", "apply_rotary_emb", "apply_rotary_pos_emb_interleave"
+
+
+def hf_rotations(values):
+    """Of each model its layers, whose arrays are (batch, heads, seq, head_dim)."""
+    return {"models": {name: model | {"layers": _layers(name, model)} for name, model in values["models"].items()}}
+
+
+def _layers(name, model):
+    config, positions = config_of(model["config"]), torch.tensor(model["positions"], dtype=torch.int64)
+    torch.manual_seed(sum(map(ord, name)))
+    net = AutoModel.from_config(config, attn_implementation="eager").eval()
+    batch, length = positions.shape[:2]
+    tokens = torch.arange(3, 3 + batch * length).reshape(batch, length)
+    positions = positions.movedim(-1, 0) if positions.ndim == 3 else positions
+    calls = _captured(net, {"input_ids": tokens, "position_ids": positions})
+    return [_layer(config, net, index, *calls[index]) for index in sorted(calls)]
+
+
+def _captured(model, inputs):
     """By the index of the layer, what attends and how it came about: query, key, (before, after) of each, scale."""
     code, pending, projected, layers = sys.modules[type(model).__module__], [], {}, {}
 
@@ -46,7 +153,7 @@ def captured(model, inputs):
     def attending(function):
         def wrapped(module, query, key, *args, **kwargs):
             scale = kwargs.get("scaling", getattr(module, "scaling", None))
-            own = [projected.get(name) for name in PROJECTIONS]
+            own = [projected.get(name) for name in _PROJECTIONS]
             layers[getattr(module, "layer_idx", 0)] = (query.clone(), key.clone(), pending[:], own, scale)
             pending.clear()
             return function(module, query, key, *args, **kwargs)
@@ -54,42 +161,19 @@ def captured(model, inputs):
         return wrapped
 
     for name, module in model.named_modules():
-        if name.endswith(PROJECTIONS):
+        if name.endswith(_PROJECTIONS):
             keep = lambda _, args, output, name=name[-6:]: projected.__setitem__(name, output.clone())  # noqa: E731
             module.register_forward_hook(keep)
     # GPT-J attends in a method.
-    holder, attend = (code, "eager_attention_forward") if hasattr(code, "eager_attention_forward") else (None, "_attn")
-    holder = holder or code.GPTJAttention
-    patches = [(holder, attend, attending)] + [(code, name, rotating) for name in ROTATIONS if hasattr(code, name)]
+    eager = hasattr(code, "eager_attention_forward")
+    holder, attend = (code, "eager_attention_forward") if eager else (code.GPTJAttention, "_attn")
+    patches = [(holder, attend, attending)] + [(code, name, rotating) for name in _ROTATIONS if hasattr(code, name)]
     with contextlib.ExitStack() as stack, torch.no_grad():
         for owner, name, wrap in patches:
             stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
         model(**inputs)
     assert not pending
     return layers
-
-
-def model_types(values):
-    """What classes make up, by type; types that are not installed stay as they are."""
-    cases = {case["config"]["model_type"]: case for case in values["cases"]}
-    cases |= {name: families.describe(config) for name, config in families.TYPES.items()}
-    return {"cases": [cases[name] for name in sorted(cases)]}
-
-
-def rotations(values):
-    """Of each model its layers, whose arrays are (batch, heads, seq, head_dim)."""
-    return {"models": {name: model | described(name, model) for name, model in values["models"].items()}}
-
-
-def described(name, model):
-    config, positions = config_of(model["config"]), torch.tensor(model["positions"], dtype=torch.int64)
-    torch.manual_seed(sum(map(ord, name)))
-    net = AutoModel.from_config(config, attn_implementation="eager").eval()
-    batch, length = positions.shape[:2]
-    positions = positions.movedim(-1, 0) if positions.ndim == 3 else positions
-    tokens = torch.arange(3, 3 + batch * length).reshape(batch, length)
-    layers = captured(net, {"input_ids": tokens, "position_ids": positions})
-    return {"layers": [_layer(config, net, index, *layers[index]) for index in sorted(layers)]}
 
 
 def _layer(config, model, index, query, key, rotated, projected, scale):
@@ -100,21 +184,19 @@ def _layer(config, model, index, query, key, rotated, projected, scale):
         rotated = [(x.unflatten(-1, (-1, width)),) * 2 for x in projected]
     elif config.model_type == "gptj":  # has no settings, and keeps a table of sines; it rotates the key first
         rotated, n = rotated[::-1], config.rotary_dim
-        inverse, factor = (1.0 / (10000 ** (torch.arange(0, n, 2, dtype=torch.int64) / n))).numpy(), 1.0
+        inverse = 1.0 / (10000 ** (torch.arange(0, n, 2, dtype=torch.int64) / n))
         result |= {"rope": {"rope_type": "default", "rope_theta": 10_000.0}, "head_dim": n}
+        result |= {"frequencies": inverse.numpy(), "attention_factor": 1.0}
         result["softmax_scale"] = None  # of which its code tells since transformers 5.24 alone
     else:
-        inverse, factor = inverse_frequencies(model.rotary_emb, [kind])[kind]
-        result["rope"] = dict(config.rope_parameters.get(kind, config.rope_parameters))
+        inverse, factor = spectra_of(model.rotary_emb, [kind])[kind]
+        result |= {"rope": dict(config.rope_parameters.get(kind, config.rope_parameters))}
         result["head_dim"] = getattr(config, "qk_rope_head_dim", width)
-    if result["turns"]:
-        result |= {"frequencies": inverse.copy(), "attention_factor": float(factor)}
+        result |= {"frequencies": inverse.copy(), "attention_factor": factor}
     for name, final, pair in zip("qk", (query, key), rotated, strict=True):
         pair = [x if x.shape[2] == length else x.transpose(1, 2) for x in pair]  # heads before the sequence
-        full = [_placed(final, x, pair[1]) for x in pair]
-        result |= {
-            f"{name}{of}": x.numpy() for of, x in zip(("", "_rotated", "_attended"), (*full, final), strict=True)
-        }
+        before, after = (_placed(final, x, pair[1]).numpy() for x in pair)
+        result |= {name: before, f"{name}_rotated": after, f"{name}_attended": final.numpy()}
     return result
 
 

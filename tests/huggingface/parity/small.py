@@ -5,44 +5,31 @@ import torch
 from posenc_jax.hf._models import by_model_type
 
 _SIZES = {
-    256: """
-        hidden_size lru_width adapter_input_size cross_hidden_size hidden_size_global upsample_groups
-    """,
-    128: "indexer_head_dim mamba_headdim",
-    64: """
-        intermediate_size vocab_size intermediate_size_mlp ffn_hidden_size vocab_size_per_layer_input
-        codebook_vocab_size ffn_dim mamba_head_dim
-    """,
+    256: "hidden_size adapter_input_size cross_hidden_size hidden_size_global upsample_groups",
+    128: "indexer_head_dim",
+    64: "intermediate_size vocab_size intermediate_size_mlp ffn_dim",
     32: """
-        moe_intermediate_size shared_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank
-        dense_intermediate_size expert_ffn_hidden_size moe_hidden_size moe_shared_expert_intermediate_size
-        shared_experts_intermediate_size
+        moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank moe_hidden_size
+        moe_shared_expert_intermediate_size
     """,
     16: """
-        linear_head_dim linear_key_head_dim linear_value_head_dim mamba_d_state adapter_out_dim audio_vocab_size
-        codebook_dim feature_size o_lora_rank vector_quantization_hidden_dimension
+        linear_head_dim linear_key_head_dim linear_value_head_dim adapter_out_dim audio_vocab_size codebook_dim
+        feature_size vector_quantization_hidden_dimension
     """,
-    8: """
-        index_topk hidden_size_per_layer_input hc_lowrank resampler_dim_head ssm_state_size
-        subsampling_conv_channels
-    """,
+    8: "index_topk hidden_size_per_layer_input",
     5: "conv_kernel_size",
     4: """
-        num_experts num_local_experts n_routed_experts moe_num_experts mamba_n_heads adapter_rank
-        downsample_hidden_size index_block_size indexer_budget mamba_num_heads n_mamba_heads num_filters
-        resampler_num_latents
+        num_experts num_local_experts n_routed_experts mamba_n_heads indexer_budget mamba_num_heads n_mamba_heads
+        num_filters
     """,
     2: """
-        num_attention_heads num_key_value_heads num_experts_per_tok moe_topk moe_k index_n_heads
-        linear_num_heads linear_num_key_heads linear_num_value_heads eos_token_id H_cycles L_cycles
-        cross_layer_interval cross_num_attention_heads cross_num_key_value_heads decoder_num_attention_heads
-        decoder_num_key_value_heads hc_count index_topk_blocks indexer_n_heads n_groups n_input_layers
-        n_output_layers num_quantizers o_groups zero_expert_num
+        num_attention_heads num_key_value_heads num_experts_per_tok index_n_heads linear_num_heads linear_num_key_heads
+        linear_num_value_heads eos_token_id cross_num_key_value_heads hc_count indexer_n_heads n_groups num_quantizers
+        zero_expert_num
     """,
     1: """
-        n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups
-        bos_token_id aligner_num_add_layers index_kpool indexer_compress_ratio indexer_kv_heads resampler_depth
-        resampler_heads
+        n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups bos_token_id
+        aligner_num_add_layers index_kpool indexer_compress_ratio indexer_kv_heads resampler_depth resampler_heads
     """,
 }
 COMMON = {name: size for size, names in _SIZES.items() for name in names.split()} | {
@@ -53,174 +40,146 @@ COMMON = {name: size for size, names in _SIZES.items() for name in names.split()
     "attention_multiplier": 0.1,
     "mamba_d_head": 128,
     "mamba_d_ssm": 512,
+    # Small enough to show in a row of eight tokens.
+    "sliding_window": 4,
+    "attention_window_size": 4,
+    "local_attention": 6,
+    "attention_chunk_size": 3,
+    "use_sliding_window": True,
+    "max_window_layers": 2,
 }
 
-_YARN = {
-    "rope_type": "yarn",
-    "factor": 16.0,
-    "original_max_position_embeddings": 1024,
-    "mscale": 1.0,
-    "mscale_all_dim": 0.8,
-}
-_LLAMA4 = _YARN | {"rope_theta": 10_000.0, "llama_4_scaling_beta": 0.1}
-_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e6,
-    "factor": 2.0,
-    "original_max_position_embeddings": 1024,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 32.0,
-}
-_SECTIONS = {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+_YARN = dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=1024, mscale=1.0, mscale_all_dim=0.8)
+_LLAMA4 = _YARN | dict(rope_theta=1e4, llama_4_scaling_beta=0.1)
+_LLAMA3 = dict(
+    rope_type="llama3",
+    rope_theta=5e6,
+    factor=2.0,
+    original_max_position_embeddings=1024,
+    low_freq_factor=1.0,
+    high_freq_factor=32.0,
+)
+_SECTIONS = dict(rope_type="default", partial_rotary_factor=0.5, mrope_section=[8, 12, 12])
 _SLIDING = ["sliding_attention", "full_attention"]
-_TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-_FLOW = {"hidden_size": 16, "num_hidden_layers": 1, "condition_dim": 256, "frequency_embedding_size": 8}
+_TINY = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+_FLOW = dict(hidden_size=16, num_hidden_layers=1, condition_dim=256, frequency_embedding_size=8)
 
 _V4 = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
 _GROUPS = {
-    (
-        "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 "
-        "sarvam_mla youtu"
-    ): {"rope_parameters": _YARN, "max_position_embeddings": 16_384},
-    "t5_gemma_module t5gemma2_decoder t5gemma2_text": {"dropout_rate": 0.0},
-    "dots3_note_text": {f"swa_{name}": COMMON[name] for name in ("num_attention_heads", "num_key_value_heads")}
-    | {f"swa_{name}": COMMON[name] for name in ("q_lora_rank", "kv_lora_rank")},
-    "bamba": {"attn_layer_indices": [1, 4]},
-    "chameleon": {"vocabulary_map": {"<image>": 4}},
-    "codegen gptj": {
-        "num_attention_heads": 4,
-        "hidden_size": 512,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 100_001,
-    },
-    "cohere_compass_text": {
-        "layer_types": _SLIDING * 3,
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 50_000.0, "mrope_section": [24, 20, 20]},
-            "full_attention": None,
-        },
-    },
-    "dbrx": {
-        "d_model": 256,
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 500_000.0, "clip_qkv": 8},
-        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-    },
-    "dory": {"num_hidden_layers": 8, "head_dim": 128, "sliding_window": 64},
-    "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] + ["sparse"] * 5},
-    "deepseek_v4": {
-        "num_key_value_heads": 1,
-        "head_dim": 128,
-        "partial_rotary_factor": 0.5,
-        "layer_types": _V4 + ["compressed_sparse_attention"] + _V4[:2],
-        "rope_parameters": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 1024},
-        "index_n_heads": 4,
-    },
-    "diffusion_gemma_text": {"top_k_experts": 2},
-    "dots3_note_audio_encoder hrm_text": {"num_hidden_layers": 2},
-    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32]},
-    "esm": {"position_embedding_type": "rotary", "mask_token_id": 3},
-    "evolla EvollaModel": {"protein_encoder_config": _TINY | {"vocab_size": 16}},
-    "gemma3n_text": {"num_hidden_layers": 12, "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 12},
-    "glm4v_text glm_image_text glm_ocr_text": {"rope_parameters": _SECTIONS},
-    "glm5_next_text": {"hc_mult": 2},
-    "glmasr_encoder lasr_encoder": {"num_mel_bins": 16},
-    "gradium_phonon_tts": {"flow_head_config": _FLOW},
-    "granitemoehybrid": {
-        "num_hidden_layers": 2,
-        "layer_types": ["linear_attention", "full_attention"],
-        "position_embedding_type": "rope",
-    },
-    "hunyuan_v1_dense hunyuan_v1_moe ministral": {"head_dim": 128},
-    "idefics": {
-        "vision_config": _TINY | {"embed_dim": 16, "image_size": 8, "patch_size": 4},
-    },
-    "kyutai_speech_to_text": {"num_codebooks": 2, "audio_pad_token_id": 192},
-    "mistral_large4_text": {
-        "rope_parameters": _YARN | {"rope_theta": 10_000.0},
-        "max_position_embeddings": 16_384,
-    },
-    "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]},
-    "llama4_text": {"moe_layers": [], "floor_scale": 2},
-    "longcat_flash": {
-        "num_layers": 3,
-    },
-    "mimi mimi_decoder mimi_encoder": {"num_hidden_layers": 2, "codebook_size": 16},
-    "mimo_v2_flash": {"num_attention_heads": 8},
-    "minimax_m3_vl_text": {
-        "num_hidden_layers": 3,
-        "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
-        "mlp_layer_types": ["dense", "sparse", "sparse"],
-        "index_local_blocks": 0,
-        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5},
-    },
-    "ministral3 mistral4": {"rope_parameters": _LLAMA4, "max_position_embeddings": 16_384},
-    "mllama_text_model": {"cross_attention_layers": [3]},
-    "moonshine": {
-        "hidden_size": 72,
-    },
-    "moonshine_streaming": {"num_key_value_heads": 2},
-    "moshi": {
-        "num_codebooks": 2,
-    },
-    "muse_glimmer_assistant": {"target_layer_ids": [0], "layer_types": _SLIDING * 3},
-    "nemotron3_5_transcribe_word_timestamp": {"blank_token_id": 63},
-    "pe_audio_encoder": {
-        "dac_config": {
-            "encoder_hidden_size": 4,
-            "hidden_size": 32,
-            "downsampling_ratios": [2, 2],
-            "codebook_dim": 8,
-            "n_codebooks": 2,
-            "codebook_size": 16,
-            "decoder_hidden_size": 16,
-        },
-    },
-    "phi4_multimodal": {
-        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
-        "audio_config": {
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_blocks": 2,
-            "num_attention_heads": 2,
-            "nemo_conv_channels": 8,
-            "ext_pw_out_channel": 32,
-            "depthwise_separable_out_channel": 32,
-        },
-    },
-    "pocket_tts": {"flow_head_config": _FLOW},
-    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder": {
-        "num_hidden_layers": 2,
-        "latent_dim": 8,
-    },
-    "qwen2_5_omni_talker": {"embedding_size": 256},
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 32},
-    "qwen4_exp_text": {
-        "num_hidden_layers": 4,
-        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]},
-    },
-    "step3p5": {
-        "num_hidden_layers": 4,
-        "layer_types": _SLIDING * 2,
-        "sliding_window": 64,
-        "rope_parameters": {
-            "full_attention": _LLAMA3 | {"partial_rotary_factor": 0.5},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-        },
-    },
-    "zamba2": {
-        "num_hidden_layers": 3,
-        "layers_block_type": ["hybrid", "hybrid", "mamba"],
-        "use_mem_rope": True,
-        "mamba_d_state": 8,
-        "chunk_size": 8,
-    },
-    "zaya": {
-        "num_experts_per_tok": 1,
-        "num_hidden_layers": 4,
-        "layer_types": ["hybrid", "hybrid_sliding"] * 2,
-        "sliding_window": 64,
-    },
+    "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 sarvam_mla youtu": dict(
+        rope_parameters=_YARN, max_position_embeddings=16_384
+    ),
+    "t5_gemma_module t5gemma2_decoder t5gemma2_text": dict(dropout_rate=0.0),
+    "dots3_note_text": dict(swa_num_attention_heads=2, swa_num_key_value_heads=2),
+    "bamba": dict(attn_layer_indices=[1, 4]),
+    "chameleon": dict(vocabulary_map={"<image>": 4}),
+    "codegen gptj": dict(num_attention_heads=4, hidden_size=512, num_hidden_layers=2, max_position_embeddings=100_001),
+    "cohere_compass_text": dict(
+        layer_types=_SLIDING * 3,
+        rope_parameters=dict(
+            sliding_attention=dict(rope_type="default", rope_theta=5e4, mrope_section=[24, 20, 20]),
+            full_attention=None,
+        ),
+    ),
+    "dbrx": dict(
+        d_model=256,
+        attn_config=dict(kv_n_heads=2, rope_theta=5e5, clip_qkv=8),
+        ffn_config=dict(ffn_hidden_size=32, moe_num_experts=2, moe_top_k=1),
+        rope_parameters=dict(rope_type="default", rope_theta=5e5),
+    ),
+    "deepseek_ocr2_text": dict(mlp_layer_types=["dense"] + ["sparse"] * 5),
+    "deepseek_v4": dict(
+        head_dim=128,
+        layer_types=_V4 + ["compressed_sparse_attention"] + _V4[:2],
+        rope_parameters=dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=1024),
+        index_n_heads=4,
+    ),
+    "diffusion_gemma_text": dict(top_k_experts=2),
+    "hrm_text": dict(num_hidden_layers=2),
+    "ernie4_5_vl_moe_text": dict(moe_intermediate_size=[32, 32]),
+    "esm": dict(position_embedding_type="rotary"),
+    "evolla EvollaModel": dict(protein_encoder_config=_TINY | dict(vocab_size=16)),
+    "gemma3n_text": dict(num_hidden_layers=12, num_kv_shared_layers=2),
+    "glm4v_text glm_image_text glm_ocr_text": dict(rope_parameters=_SECTIONS),
+    "glmasr_encoder lasr_encoder": dict(num_mel_bins=16),
+    "gradium_phonon_tts": dict(flow_head_config=_FLOW),
+    "granitemoehybrid": dict(
+        num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], position_embedding_type="rope"
+    ),
+    "hunyuan_v1_dense hunyuan_v1_moe ministral": dict(head_dim=128),
+    "idefics": dict(vision_config=_TINY | dict(embed_dim=16, image_size=8, patch_size=4)),
+    "kyutai_speech_to_text": dict(num_codebooks=2, audio_pad_token_id=192),
+    "mistral_large4_text": dict(rope_parameters=_YARN | dict(rope_theta=1e4), max_position_embeddings=16_384),
+    "lfm2_moe": dict(num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"]),
+    "llama4_text": dict(moe_layers=[], floor_scale=2),
+    "longcat_flash": dict(num_layers=3),
+    "mimi mimi_decoder mimi_encoder": dict(num_hidden_layers=2, codebook_size=16),
+    "mimo_v2_flash": dict(num_attention_heads=8),
+    "minimax_m3_vl_text": dict(
+        num_hidden_layers=3,
+        layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        index_local_blocks=0,
+        rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5),
+    ),
+    "ministral3 mistral4": dict(rope_parameters=_LLAMA4, max_position_embeddings=16_384),
+    "mllama_text_model": dict(cross_attention_layers=[3]),
+    "moonshine": dict(hidden_size=72),
+    "moonshine_streaming": dict(num_key_value_heads=2),
+    "moshi": dict(num_codebooks=2),
+    "muse_glimmer_assistant": dict(target_layer_ids=[0], layer_types=_SLIDING * 3),
+    "nemotron3_5_transcribe_word_timestamp": dict(blank_token_id=63),
+    "pe_audio_encoder": dict(
+        dac_config=dict(
+            encoder_hidden_size=4,
+            hidden_size=32,
+            downsampling_ratios=[2, 2],
+            codebook_dim=8,
+            n_codebooks=2,
+            codebook_size=16,
+            decoder_hidden_size=16,
+        )
+    ),
+    "phi4_multimodal": dict(
+        vision_config=dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2),
+        audio_config=dict(
+            hidden_size=32,
+            intermediate_size=32,
+            num_blocks=2,
+            num_attention_heads=2,
+            nemo_conv_channels=8,
+            ext_pw_out_channel=32,
+            depthwise_separable_out_channel=32,
+        ),
+    ),
+    "pocket_tts": dict(flow_head_config=_FLOW),
+    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder": dict(
+        num_hidden_layers=2, latent_dim=8
+    ),
+    "qwen2_5_omni_talker": dict(embedding_size=256),
+    # makes no masks for layers with a window; drops it
+    "qwen3_omni_moe_talker_code_predictor qwen3_vl_moe_text": dict(sliding_window=None),
+    "qwen3_omni_moe_talker_text": dict(shared_expert_intermediate_size=32),
+    "qwen4_exp_text": dict(
+        num_hidden_layers=4,
+        rope_parameters=dict(rope_type="default", partial_rotary_factor=0.25, mrope_section=[11, 11, 10]),
+    ),
+    "step3p5": dict(
+        num_hidden_layers=4,
+        layer_types=_SLIDING * 2,
+        rope_parameters=dict(
+            full_attention=_LLAMA3 | dict(partial_rotary_factor=0.5),
+            sliding_attention=dict(rope_type="default", rope_theta=1e4),
+        ),
+    ),
+    "zamba2": dict(
+        num_hidden_layers=3,
+        layers_block_type=["hybrid", "hybrid", "mamba"],
+        use_mem_rope=True,
+        mamba_d_state=8,
+        chunk_size=8,
+    ),
+    "zaya": dict(num_experts_per_tok=1, num_hidden_layers=4, layer_types=["hybrid", "hybrid_sliding"] * 2),
 }
 
 BY_TYPE = by_model_type(_GROUPS)
@@ -233,19 +192,8 @@ CLASSES = {
     "t5_gemma_module": "T5GemmaEncoder",
 }
 
-# Types that transformers has since 5.24.
-NEWER = set("apertus1p5_text dory exaone hy_v4_vl_text lara_mini sarvam_mla sarvam_moe".split())
-# Types without a model here: those that begin with a model of timm, which sees images, and those whose code is elsewhere.
+# Types without a model here: those that begin with a model of timm, which sees images.
 OF_VIDEO = {"pe_audio_video_encoder", "pe_video_encoder"}
-WITHOUT = OF_VIDEO | {
-    *"""
-    AXK1 Dream PanguEmbedded RefinedWeb RefinedWebModel Yi aquila baichuan bailing_moe bailing_moe_v2 chatglm deci
-    deepseek dream exaone4_5_text gpt_neox_reward_model hunyuan internlm internlm2
-    internlmxcomposer2 iquestloopcoder kimi_k2 llada mimo mimo_v2 minicpm minicpmo minicpmv minimax_m1
-    minimax_m3 minimax_text_01 molmo nemotron-nas nemotron_nas openelm orion phi-msft phi3_v phi3small phi4 phi4mm
-    qwen qwen2_mtp qwen2_mtp_sensevoice sdar sdar_moe solar stablelm_epoch step3_text xverse
-    """.split()
-}
 
 
 def _noise(*shape):
@@ -254,20 +202,19 @@ def _noise(*shape):
 
 # Types whose models count tokens or frames instead of taking positions: all their arguments.
 _INDEXED = {
-    "csm_depth_decoder_model": {"input_ids": torch.full((1, 32), 5)},
-    "dia_encoder roformer": {"input_ids": torch.full((1, 300), 5)},
-    "dots3_note_audio_encoder": {
-        "input_features": _noise(1, 16, 1600),
-        "chunk_sample_lengths": torch.tensor([1600 * 160]),
-    },
-    "glmasr_encoder": {"input_features": _noise(1, 16, 600)},
-    "lasr_encoder": {"input_features": _noise(1, 1200, 16)},
-    "mimi mimi_encoder": {"input_values": _noise(1, 1, 24_000)},
-    "mimi_decoder": {"latents": _noise(1, 256, 300)},
-    "nemotron3_5_transcribe_word_timestamp": {"inputs_embeds": _noise(1, 150, 256)},
-    "pe_audio_encoder": {"input_values": _noise(1, 1, 1_200)},
-    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_encoder": {"input_values": _noise(1, 1, 19_200)},
-    "pocket_tts_audio_tokenizer_decoder": {"latents": _noise(1, 256, 20)},
+    "csm_depth_decoder_model": dict(input_ids=torch.full((1, 32), 5)),
+    "dia_encoder roformer": dict(input_ids=torch.full((1, 300), 5)),
+    "dots3_note_audio_encoder": dict(
+        input_features=_noise(1, 16, 1600), chunk_sample_lengths=torch.tensor([1600 * 160])
+    ),
+    "glmasr_encoder": dict(input_features=_noise(1, 16, 600)),
+    "lasr_encoder": dict(input_features=_noise(1, 1200, 16)),
+    "mimi mimi_encoder": dict(input_values=_noise(1, 1, 24_000)),
+    "mimi_decoder": dict(latents=_noise(1, 256, 300)),
+    "nemotron3_5_transcribe_word_timestamp": dict(inputs_embeds=_noise(1, 150, 256)),
+    "pe_audio_encoder": dict(input_values=_noise(1, 1, 1200)),
+    "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_encoder": dict(input_values=_noise(1, 1, 19_200)),
+    "pocket_tts_audio_tokenizer_decoder": dict(latents=_noise(1, 256, 20)),
 }
 INDEXED = by_model_type(_INDEXED)
 
@@ -304,44 +251,28 @@ CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
 UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
 
 # Types that take embeddings, not tokens.
-EMBEDDED = {
-    "blt_global_transformer",
-    "blt_local_decoder",
-    "deepseek_ocr2_encoder",
-    "gradium_phonon_tts",
-    "nemotron3_5_transcribe_asr_audio",
-    "nemotron3_diarization_audio",
-    "qwen3_omni_moe_talker_code_predictor",
-    "qwen3_omni_moe_talker_text",
-    "voxtral_realtime_encoder",
+EMBEDDED = set(
+    "blt_global_transformer blt_local_decoder deepseek_ocr2_encoder gradium_phonon_tts nemotron3_diarization_audio "
+    "nemotron3_5_transcribe_asr_audio qwen3_omni_moe_talker_code_predictor qwen3_omni_moe_talker_text "
+    "voxtral_realtime_encoder".split()
+)
+
+# Further arguments of the forward pass, for a row of eight tokens.
+_INPUTS = {
+    "blt_local_decoder": dict(patch_embeds=torch.zeros(1, 8, 256)),
+    "blt_local_encoder": dict(num_patches=2, patch_ids=torch.zeros(1, 8, dtype=torch.long)),
+    "blt_patcher": dict(patch_size=4, threshold=1.3),
+    "deepseek_ocr2_encoder": dict(num_patches=3, attention_mask=None),
+    "dia_decoder t5gemma2_decoder": dict(encoder_hidden_states=torch.zeros(1, 3, 256)),
+    "idefics": dict(image_encoder_embeddings=torch.zeros(1, 1, 5, 16), image_attention_mask=torch.ones(1, 8, 1)),
+    "moonshine": dict(encoder_hidden_states=torch.zeros(1, 3, 72)),
+    "moonshine_streaming": dict(encoder_hidden_states=torch.zeros(1, 3, 320)),
+    "muse_glimmer_assistant": dict(
+        input_ids=None, noise_embeds=_noise(1, 8, 256), context_hidden_states=torch.zeros(1, 0, 256)
+    ),
+    "voxtral_realtime_text": dict(t_cond=torch.zeros(1, 1, 256)),
 }
-
-
-# Further arguments of the forward pass, for a row of some length.
-def _encoded(width):
-    return lambda length: {"encoder_hidden_states": torch.zeros(1, 3, width)}
-
-
-INPUTS = {
-    "blt_local_decoder": lambda length: {"patch_embeds": torch.zeros(1, length, 256)},
-    "blt_local_encoder": lambda length: {"num_patches": 2, "patch_ids": torch.zeros(1, length, dtype=torch.long)},
-    "blt_patcher": lambda length: {"patch_size": 4, "threshold": 1.3},
-    "deepseek_ocr2_encoder": lambda length: {"num_patches": 3, "attention_mask": None},
-    "dia_decoder": _encoded(256),
-    "idefics": lambda length: {
-        "image_encoder_embeddings": torch.zeros(1, 1, 5, 16),
-        "image_attention_mask": torch.ones(1, length, 1),
-    },
-    "moonshine": _encoded(72),
-    "moonshine_streaming": _encoded(320),
-    "muse_glimmer_assistant": lambda length: {
-        "input_ids": None,
-        "noise_embeds": torch.arange(length * 256.0).sin().reshape(1, length, 256),
-        "context_hidden_states": torch.zeros(1, 0, 256),
-    },
-    "t5gemma2_decoder": _encoded(256),
-    "voxtral_realtime_text": lambda length: {"t_cond": torch.zeros(1, 1, 256)},
-}
+INPUTS = by_model_type(_INPUTS)
 
 # What attends in models without a choice of attention functions, and the choice to make them with; those of GPT-J and
 # CodeGen have one since transformers 5.24.
@@ -355,17 +286,3 @@ ATTENTIONS = dict.fromkeys(["codegen", "gpt_neox_japanese", "gptj", "roformer"],
 
 # Modules in which queries and keys meet in a product of their own; see also those whose names end in Indexer.
 MULTIPLYING = {"RoFormerSelfAttention"}
-
-# The factor of scores where it is not 1/√head_dim.
-_FACTORS = {
-    (
-        "granite granite4_vision_text granite_docling_text granite_swa granitemoe granitemoe_swa granitemoehybrid "
-        "granitemoeshared hyperclovax"
-    ): COMMON["attention_multiplier"],
-    (
-        "dia_decoder dia_encoder diffusion_gemma_text embedding_gemma2_text esm gemma3n_text gemma4_text "
-        "gemma4_unified_text openai_privacy_filter"
-    ): 1.0,
-    "zamba2": 128**-0.5,  # its heads are twice as wide
-}
-SCALES = by_model_type(_FACTORS)

@@ -1,40 +1,77 @@
-"""Models of every type, run forward: each layer turns its queries and keys as the plan says."""
+"""Models of every type, run forward with small sizes: each layer rotates and attends as the plan of its config says.
+
+- Queries and keys at positions are those at rest, rotated by the plan; plans with another layout or spectrum differ.
+- Scores are multiplied by the plan's scale.
+- A query sees the keys in the plan's window.
+- Types of layers that a config does not list are those of the class.
+"""
 
 import dataclasses
+import functools
 
 import forward
+import numpy as np
 import pytest
 import small
+import torch
+from transformers.cache_utils import get_layer_types_and_kwargs
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from posenc_jax.hf import _models
+from posenc_jax import hf
+from posenc_jax.hf import _attending, _models
 
-WITHOUT = small.WITHOUT | small.NEWER - {*CONFIG_MAPPING}
-TYPES = sorted(_models.MODELS.keys() - WITHOUT)
+TYPES = sorted(_models.MODELS.keys() & {*CONFIG_MAPPING} - small.OF_VIDEO)
+LENGTH = 131_072  # above all positions
 WRONG = 0.1  # the least difference of a wrong plan, of the largest feature
+UNKNOWN = _attending._OTHER_MASKS | {name for name, facts in _models.MODELS.items() if facts.never_rotates}
+SELECTING = {"glm5_next_text", "qwen4_exp_text"}  # an indexer hides some keys
+SCALED_BEFORE = {"esm", "openai_privacy_filter"}  # their queries, or queries and keys, are
+ALIASES = {"minimax_m3_sparse": "indexed_attention"}  # another name in transformers
+LISTING = {"cohere_compass_text", "dory"}  # their configs need layer_types
 
 
-@pytest.mark.parametrize("model_type", TYPES)
-def test_queries_and_keys(model_type):
-    """Of every kind of layer that the class has, and the scales of scores; plans with another layout or spectrum differ."""
-    plan, (positions, _, moved, _) = forward.plan(model_type), forward.passes(model_type)
-    configs = CONFIG_MAPPING[model_type](), (own_config := forward.make_config(model_type))
-    of_class, own = ({*(getattr(config, "layer_types", None) or ())} for config in configs)
-    assert of_class <= own
-    within = 2e-6 + 1e-7 * positions.reshape(len(positions), -1).max(-1)  # frequencies and phases are float32
-    assert {layer: x for layer, x in forward.errors(model_type).items() if (x > within).any()} == {}
-    assert {i for i, layer in enumerate(plan.layers) if layer.rotary_dim} <= moved.attention.keys()
-    assert moved.indexer or not plan.indexer
-    for change in (in_the_other_layout, by_the_next_frequency) if not _models.MODELS[model_type].never_rotates else ():
-        assert max(error.max() for error in forward.errors(model_type, change).values()) > WRONG
-    scales = {}  # of the scores of layers whose attention is told
-    for layer, called in moved.attention.items():
-        if called.scaling is not None:
-            own = small.SCALES.get(model_type, plan.layers[layer].head_dim ** -0.5)
-            scales[layer] = called.scaling == pytest.approx(plan.softmax_scale * own, rel=1e-6)
-    assert all(scales.values())
-    told = model_type in small.ATTENDS and not forward.attends(own_config)
-    assert bool(scales) == (told or model_type not in small.UNTOLD)
+@functools.cache
+def plan_of(model_type):
+    return hf.rotary_from_config(forward.make_config(model_type).to_dict(), length=LENGTH)
+
+
+@functools.cache
+def passes(model_type):
+    """Positions of a row of equal tokens, what layers attend with at rest and at these positions, and what is learned."""
+    model, plan, positions = forward.make_model(model_type), plan_of(model_type), forward.POSITIONS
+    axes = max(layer.frequencies.num_axes for layer in plan.layers)
+    if axes > 1:  # all of them different
+        positions = np.stack([positions // (i + 1) + 11 * i for i in range(axes)], -1)
+    start = positions if model_type in small.RESTARTING else 0 * positions
+    rest, moved = forward.recorded(model, start, rest=True), forward.recorded(model, positions)
+    if model_type in small.INDEXED:
+        positions = np.arange(next(iter(rest.attention.values())).query.shape[2], dtype=np.int32)
+    parameters = plan.parameters + (plan.indexer.parameters if plan.indexer else ())
+    names = [name.format(layer=i) for name, _ in parameters for i in range(len(plan.layers))]
+    return positions, rest, moved, forward.learned(model, names)
+
+
+def errors(model_type, plan):
+    """The difference of the model's features from a plan's by layer and role, for each position.
+
+    Relative to the largest feature of the layer.
+    """
+    (positions, rest, moved, arrays), result = passes(model_type), {}
+    for name, own in {"attention": plan, "indexer": plan.indexer}.items():
+        for layer, after in getattr(moved, name).items():
+            for role in ("query", "key"):
+                x, y, at = getattr(getattr(rest, name)[layer], role), getattr(after, role), positions
+                if (name, role) == ("indexer", "key") and model_type in small.COMPRESSED:
+                    at = small.COMPRESSED[model_type] * np.arange(x.shape[2], dtype=np.int32)
+                elif model_type in small.SCALED_BY_INDEX and not own.layers[layer].rotary_dim:
+                    x, at = x[..., :1, :] + 0 * x, np.arange(len(positions), dtype=np.int32)
+                if own is not None:  # else an indexer that does not rotate
+                    parameters = {name: arrays[name.format(layer=layer)] for name, _ in own.parameters}
+                    options = {"head_axis": -3, "role": role, "scaled": False, "parameters": parameters}
+                    x = np.asarray(own.rotate(x, layer, at, **options))
+                error = np.abs(x - y).max((0, 1, 3)) / np.abs(y).max()
+                result[name, layer, role] = error if len(at) == len(positions) else np.full(len(positions), error.max())
+    return result
 
 
 def in_the_other_layout(plan):
@@ -48,9 +85,66 @@ def by_the_next_frequency(plan):
     return dataclasses.replace(plan, layers=tuple(layers))
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT))
-def test_types_without_a_model(name):
-    assert name in _models.MODELS and (name in CONFIG_MAPPING) == (name in small.OF_VIDEO)
-    if name in CONFIG_MAPPING:
-        with pytest.raises((ImportError, TypeError)):  # without timm, and with it without images
-            forward.passes(name)
+@pytest.mark.parametrize("model_type", TYPES)
+def test_queries_and_keys(model_type):
+    """Of every kind of layer that the class has."""
+    plan, (positions, _, moved, _) = plan_of(model_type), passes(model_type)
+    configs = CONFIG_MAPPING[model_type](), forward.make_config(model_type)
+    of_class, own = ({*(getattr(config, "layer_types", None) or ())} for config in configs)
+    assert of_class <= own
+    assert {i for i, layer in enumerate(plan.layers) if layer.rotary_dim} <= moved.attention.keys()
+    assert moved.indexer or not plan.indexer
+    within = 2e-6 + 1e-7 * positions.reshape(len(positions), -1).max(-1)  # frequencies and phases are float32
+    assert {layer: x for layer, x in errors(model_type, plan).items() if (x > within).any()} == {}
+    for change in (in_the_other_layout, by_the_next_frequency) if not _models.MODELS[model_type].never_rotates else ():
+        assert max(error.max() for error in errors(model_type, change(plan)).values()) > WRONG
+
+
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in SCALED_BEFORE])
+def test_scales(model_type):
+    layers = plan_of(model_type).layers
+    calls = {i: call.scaling for i, call in passes(model_type)[2].attention.items() if call.scaling is not None}
+    assert calls or model_type in small.UNTOLD
+    assert {i: layers[i % len(layers)].score_scale for i in calls} == pytest.approx(calls, rel=1e-6)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_masks(model_type):
+    layers = plan_of(model_type).layers
+    for index, (*_, mask) in passes(model_type)[2].attention.items():
+        layer = layers[index % len(layers)]
+        if layer.window is None and layer.chunk is None:
+            assert model_type in UNKNOWN, layer
+        elif mask is None:
+            assert layer.window == (None, None)
+        elif model_type not in SELECTING | UNKNOWN:
+            seen = visible(mask)
+            np.testing.assert_array_equal(seen, expected(layer, seen), str((index, layer)))
+
+
+def visible(mask):
+    """Which of the tokens' own keys, which come first, each query sees: booleans (queries, keys)."""
+    seen = mask if mask.dtype == torch.bool else mask > -1e30
+    return seen.reshape(-1, *mask.shape[-2:])[0, :, : mask.shape[-2]].numpy()
+
+
+def expected(layer, mask):
+    """The mask of a layer, causal if the model's is."""
+    i, j = np.indices(mask.shape)
+    left, right = (LENGTH if side is None else side for side in layer.window or (None, None))
+    right = right if np.triu(mask, 1).any() else 0
+    in_chunk = i // layer.chunk == j // layer.chunk if layer.chunk else True
+    return (i - j <= left) & (j - i <= right) & in_chunk
+
+
+@pytest.mark.parametrize("model_type", sorted({*TYPES} - UNKNOWN))
+def test_kinds(model_type):
+    settings, values = dict(small.BY_TYPE.get(model_type, {})), {}
+    if _models.MODELS[model_type].pattern is not None and model_type not in LISTING:
+        settings.pop("layer_types", None)
+        values = {"layer_types": None}
+    config = forward.make_config(model_type, settings)
+    values = {key: x for key, x in config.to_dict().items() if key not in values}
+    kinds = getattr(config, "layer_types", None) or get_layer_types_and_kwargs(config)[0]
+    layers = hf.rotary_from_config(values, length=LENGTH).layers
+    assert [layer.kind for layer in layers] == [ALIASES.get(kind, kind) for kind in kinds]

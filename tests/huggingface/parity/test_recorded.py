@@ -14,12 +14,12 @@ VERSIONS = record.PEERS | {"versions", "transformers_version"}
 def split(values):
     """Without versions and with None for floats; and the floats."""
     floats, others = [], lambda items: {key: value for key, value in items.items() if key not in VERSIONS}
-    text = json.dumps(values, default=np.ndarray.tolist, sort_keys=True)
+    text = json.dumps(values, default=record.as_lists, sort_keys=True)
     return json.loads(text, parse_float=lambda digits: floats.append(float(digits)), object_hook=others), floats
 
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # WavLM's own masks
-@pytest.mark.parametrize("name", sorted(record.OF_CASES | record.OF_FILES))
+@pytest.mark.parametrize("name", sorted(record.RECORDERS))
 def test_what_is_recorded(name):
     try:
         fresh = record.fresh(name)

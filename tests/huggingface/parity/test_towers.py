@@ -1,4 +1,4 @@
-"""Vision towers beside transformers and timm, where nothing is recorded: configs, composites, windows, and EVA-02."""
+"""Vision towers beside transformers and timm, where nothing is recorded: configs, composites, and EVA-02."""
 
 import numpy as np
 import pytest
@@ -6,13 +6,11 @@ import torch
 import towers
 from embeddings import config_of
 from timm import layers
-from transformers import vision_utils
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from oracles import recorded
-from posenc_jax import hf
 from posenc_jax.hf import _towers, vision_rotary_from_config
 
 
@@ -27,8 +25,7 @@ def test_what_a_class_fills_in(case):
 def towers_in(config):
     for name in ("vision_config", "thinker_config", "backbone_config"):
         if (part := getattr(config, name, None)) is not None:
-            yield from [part] if part.model_type in _towers.TOWERS else []
-            yield from towers_in(part)
+            yield from [part] if part.model_type in _towers.TOWERS else towers_in(part)
 
 
 def without_types(values):
@@ -36,6 +33,7 @@ def without_types(values):
 
 
 def test_composites():
+    """A whole model's config gives the plan of its tower, with and without the types of its parts."""
     read = 0
     for name in CONFIG_MAPPING.keys() - _towers.TOWERS.keys():
         try:
@@ -50,25 +48,12 @@ def test_composites():
     assert read > 35
 
 
-@pytest.mark.parametrize("side", [0, 8, 16, 24])
-def test_orders_of_many_grids(side):
-    """Squares and windows of any images, as transformers orders them."""
-    grids = [(1, 2, 2), (1, 4, 6), (2, 6, 4), (1, 10, 14), (3, 14, 2), (1, 18, 10), (2, 8, 8)]
-    grid = hf.PatchGrid(merge=2, window=side // 4)
-    plan = hf.VisionPlan((hf.RotaryLayer(pe.axial(8, 2), 8),), "half", grids=(grid,))
-    at = vision_utils.get_vision_position_ids(torch.tensor(grids), 2)
-    if side:
-        index, _ = vision_utils.get_vision_window_index(torch.tensor(grids), 2, side, 2)
-        at = at.reshape(-1, 4, 2)[index].reshape(-1, 2)
-    np.testing.assert_array_equal(np.concatenate([plan.positions(g) for g in grids]), at.numpy())
-
-
 @pytest.mark.parametrize("trained", [(3, 5), (4, 4)])
 def test_eva(trained):
     """Of timm, whose models have no config.json: positions are scaled to the grid that a model was trained on."""
-    sizes = {"in_pixels": False, "feat_shape": (3, 5), "ref_feat_shape": trained}
     x = torch.randn(2, 1, 15, 32)
-    theirs = layers.apply_rot_embed_cat(x, layers.RotaryEmbeddingCat(32, **sizes).get_embed())
+    embedding = layers.RotaryEmbeddingCat(32, in_pixels=False, feat_shape=(3, 5), ref_feat_shape=trained)
+    theirs = layers.apply_rot_embed_cat(x, embedding.get_embed())
     positions = np.float32(pe.grid_positions((3, 5))) * np.float32(trained) / np.float32((3, 5))
     ours = pe.rotary(x.numpy(), positions, pe.axial(32, 2), layout="interleaved", head_axis=-3)
     assert_within(ours, theirs.numpy(), 1e-5, against="timm")

@@ -3,10 +3,10 @@
 import random
 import re
 
-import families
 import numpy as np
 import pytest
-from embeddings import config_of, embedding_of, inverse_frequencies, prefix_of
+from embeddings import config_of, new_embedding, spectra_of
+from rotary import TYPES
 
 from posenc_jax import hf
 from posenc_jax.hf import _models
@@ -18,6 +18,12 @@ OUTER = {"bailing_hybrid", "cohere2_moe"}  # their classes keep a base beside th
 SHARED = {"deepseek_v4", "mistral4"}
 # The class holds ERNIE's frequencies by coordinate; nanochat's rotation, not its class, goes backwards.
 REORDERED = {"ernie4_5_vl_moe_text", "nanochat"}
+# Of these no variation is read: the class, or what it writes down, takes only its default settings.
+FIXED = {"cosmos3_edge_text", "esm", "phimoe"}
+REFUSALS = re.compile(
+    "sections must sum|even number|max_position_embeddings is missing|contradicts (rotary|qk_rope_head)_dim|"
+    "ignores rotary_dim|must be {} in model_type 'esm'"
+)
 
 
 def draw(rng, model, pairs):
@@ -42,66 +48,51 @@ def draw(rng, model, pairs):
     return settings
 
 
-def varied(model_type, seed):
-    """A configuration whose rope settings are drawn, and its keys; None if the model's class refuses them."""
-    rng, model = random.Random(f"{model_type} {seed}"), _models.MODELS[model_type]
-    base = families.TYPES[model_type]
+def vary(model_type, seed):
+    """A config whose rope settings are drawn, and keys of one layer type's settings that stand outside them too."""
+    rng, model, base = random.Random(f"{model_type} {seed}"), _models.MODELS[model_type], TYPES[model_type]
     usual = config_of(base)
-    kinds = dict.fromkeys(getattr(usual, "layer_types", None) or ()) if model.nested else ()
     plan = hf.rotary_from_config(usual.to_dict(), length=LENGTH)
     rotating = next(layer for layer in plan.layers if layer.rotary_dim)
     pairs = (rotating.rotary_dim if model.latent or model.partial is None else rotating.head_dim) // 2
     own = {"mrope_section": list(dict(rotating.settings)["mrope_section"])} if model.sections else {}
+    kinds = dict.fromkeys(getattr(usual, "layer_types", None) or ()) if model.nested else ()
     drawn = {kind: draw(rng, model, pairs) | own for kind in kinds} or draw(rng, model, pairs) | own
     base = base | {"rope_parameters": drawn} | ({"rope_theta": drawn["rope_theta"]} if model_type in OUTER else {})
-    outer = {}
-    if model.nested and not model.bases:  # keys of one layer type's settings that stand outside them too
-        repeated = drawn[rng.choice([kind for kind, settings in drawn.items() if settings])]
-        keys = [key for key in ("rope_theta", "partial_rotary_factor") if key in repeated]
-        outer = {key: repeated[key] for key in keys if rng.choice([True, False])}
-    try:
-        config = config_of(base | outer)
-        embedding_of(config, LENGTH)
-    except Exception:  # whatever the class or its validation says of settings that it does not take
-        return None
-    return config, config.to_dict() | outer
+    if not model.nested or model.bases:
+        return base, {}
+    repeated = drawn[rng.choice([*drawn])]
+    keys = [key for key in ("rope_theta", "partial_rotary_factor") if key in repeated]
+    return base, {key: repeated[key] for key in keys if rng.choice([True, False])}
 
 
 def compare(model_type, seed):
-    """Whether a varied configuration was read; its frequencies are then those of the model's class."""
-    found = varied(model_type, seed)
-    if found is None:
-        return "refused by the class"
-    config, written = found
+    """Whether a variation is read; its frequencies are then those of the model's class."""
+    varied, outer = vary(model_type, seed)
     try:
-        plan = hf.rotary_from_config(written, length=LENGTH)
+        config = config_of(varied | outer)
+        embedding, kinds = new_embedding(config), getattr(config, "layer_types", None) or [""]
+        spectra = spectra_of(embedding, kinds, LENGTH)
+    except Exception:  # whatever the class or its validation says of settings that it does not take
+        return "refused by the class"
+    try:
+        plan = hf.rotary_from_config(config.to_dict() | outer, length=LENGTH)
     except (TypeError, ValueError) as error:
         return str(error)
-    embedding = embedding_of(config, LENGTH)
-    kinds = getattr(config, "layer_types", None) or [""] * len(plan.layers)
-    for kind, layer in zip(kinds, plan.layers, strict=True):
+    for i, layer in enumerate(plan.layers):
         if layer.rotary_dim:
-            inverse, _ = inverse_frequencies(embedding, [kind])[kind]
+            inverse, amplitude = spectra[kinds[i % len(kinds)]]
             ours = layer.frequencies.angular
             if model_type in REORDERED:
                 ours, inverse = np.sort(np.abs(ours)), np.sort(inverse)
             # Between two bounds, float32 rounds multiples of the frequency that the factor divides.
             rtol = max(3e-6, 2**-23 * dict(layer.settings).get("factor", 1))
-            np.testing.assert_allclose(ours, inverse, rtol=rtol, atol=0, err_msg=str(config))
-            amplitude = embedding.amplitudes[prefix_of(embedding, kind).removesuffix("_")]
-            assert layer.frequencies.attention_factor == pytest.approx(amplitude, rel=1e-6), config
+            np.testing.assert_allclose(ours, inverse, rtol=rtol, atol=0, err_msg=str(varied))
+            assert layer.frequencies.attention_factor == pytest.approx(amplitude, rel=1e-6), varied
     return "read"
 
 
-# Of these no variation is read: the class, or what it writes down, takes only its default settings.
-FIXED = {"cosmos3_edge_text", "esm", "phimoe"}
-REFUSALS = re.compile(
-    r"sections must sum to the|must rotate an even number|max_position_embeddings is missing|"
-    r"contradicts (rotary_dim|qk_rope_head_dim)|partial_rotary_factor is missing: transformers ignores rotary_dim|must be \{\} in model_type 'esm'"
-)
-
-
-@pytest.mark.parametrize("model_type", [name for name in families.TYPES if name not in SHARED])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in SHARED])
 def test_variations(model_type):
     found = [compare(model_type, seed) for seed in range(VARIATIONS)]
     assert all(REFUSALS.search(x) for x in found if x not in ("read", "refused by the class")), found

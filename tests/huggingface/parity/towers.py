@@ -12,7 +12,6 @@ import torch
 import transformers
 from embeddings import at_rest, config_of, model_class
 from transformers import AttentionInterface, vision_utils
-from values import numbers
 
 from helpers.towers import LATENT_GRID, LATENTS, OBJECTS
 
@@ -106,7 +105,7 @@ def passes(config, images):
     return indices, *results
 
 
-def layers(case):
+def hf_towers(case):
     """Of queries of one layer of each kind, or of keys in memory, some tokens at rest and moved."""
     config = config_of(case["config"])
     if config.model_type == UNLIKE:
@@ -123,7 +122,7 @@ def layers(case):
             x, y = (z.swapaxes(1, 2).reshape(z.shape[0], 1, z.shape[2], -1) for z in (x, y))
         tokens = layer.get("tokens") or np.random.default_rng(1).permutation(x.shape[2])[:8].tolist()
         found.append(layer | {"count": x.shape[2], "tokens": tokens})
-        found[-1] |= {key: numbers(z[0, 0, tokens], 7) for key, z in (("before", x), ("after", y))}
+        found[-1] |= {"before": x[0, 0, tokens], "after": y[0, 0, tokens]}
     return {"attending": attending, "layers": found}
 
 
@@ -133,7 +132,7 @@ def learned(model):
     return [name for name, p in names if p.ndim > 1 and p.shape[-2] > 1]
 
 
-def table(case):
+def hf_tower_tables(case):
     """The rows that reach the patches of a tower, of which all other weights are zeros."""
     config, images = config_of(case["config"]), case["images"]
     if config.model_type == UNLIKE:
@@ -164,4 +163,4 @@ def table(case):
         side = config.pos_emb_height * config.patch_size
         order, _ = vision_utils.get_vision_window_index(torch.tensor(images), 1, side, config.patch_size)
         rows = rows[order]
-    return {"rows": numbers(rows, 7)}
+    return {"rows": rows}

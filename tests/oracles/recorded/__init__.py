@@ -3,28 +3,25 @@
 They stay apart from the formulas: their independence is the point.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 FOLDER = Path(__file__).parent
 
 
-def read(name: str) -> dict[str, Any]:
+def read(name):
     """All of a file."""
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def cases(name: str) -> list[Any]:
+def cases(name):
     """The cases of a file."""
     return read(name)["cases"]
 
 
-def rotations() -> dict[str, Any]:
+def rotations():
     """Queries and keys as transformers turned them: a description of each model, its layers holding arrays."""
     with np.load(FOLDER / "hf_rotations.npz", allow_pickle=False) as file:
         arrays = dict(file)
