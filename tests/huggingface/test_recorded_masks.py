@@ -2,12 +2,12 @@
 
 import functools
 
+import jax
 import numpy as np
 import pytest
 
 import posenc_jax as pe
 from helpers import pages
-from helpers.quick import quick
 from oracles import recorded
 
 PAGE = "docs/attention_models.md"
@@ -41,7 +41,7 @@ def test_the_row_is_the_models_mask(model, layers):
     calls = case[layers]  # of π0 two: the prompt, then state and actions with its keys in the cache
     n = len(calls[-1][0])
     q, values = np.zeros((1, n, 1, 8), np.float32), np.eye(n, dtype=np.float32)[None, :, None]
-    got = np.asarray(quick(functools.partial(pe.attention, **options))(q, q, values))[0, :, 0]
+    got = np.asarray(jax.jit(functools.partial(pe.attention, **options))(q, q, values))[0, :, 0]
     want = np.concatenate([np.pad(shares(mask), ((0, 0), (0, n - len(mask[0])))) for mask in calls])
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
     assert options.get("scale", 8**-0.5) == pytest.approx(case["scale"])
