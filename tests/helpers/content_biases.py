@@ -1,4 +1,4 @@
-"""`examples/content_attention.py` beside modules of transformers: inputs drawn from a seed, outputs and gradients of a case.
+"""`examples/content_attention.py` beside modules of transformers: inputs from a seed, outputs and gradients.
 
 A case says which layer it is, its settings, the shapes of the module's arrays by name, and what the module computed:
 an output, and gradients of its sum with a cotangent. Weights are drawn, by name, wherever they are needed.

@@ -1,4 +1,4 @@
-"""Attention with a bias as docs/attention_models.md says it for each model: its tables' code, run on what a module was given."""
+"""Attention with a bias as docs/attention_models.md has it for each model: the code of its tables, run on recorded inputs."""
 
 from __future__ import annotations
 

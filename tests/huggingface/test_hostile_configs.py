@@ -24,11 +24,10 @@ SEEDS += [config for config, _ in READ]
 # What stands where something else should; no sizes at which a spectrum takes long.
 WIDTH = re.compile("dim|channels|hidden|embd|d_model")
 JUNK = [
-    *(None, True, False, 0, 1, 2, 3, -1, 0.5, 1.5, -0.0, 5e-324, 1e-300, 1e308, 1e9, 10**9, 10**400, -(10**400)),
-    *(2**31 - 1, 2**31, 2**63, float("nan"), float("inf"), -float("inf"), "", "8.0", "yarn", "0x10", "²", "é" * 500),
-    *(b"x", 1j, object(), float, [], [None], [1, 2], [[1]], ["1"] * 8, ["full_attention"], [0.0] * 8, [1e308] * 8),
-    *((1, 2), {1, 2}, range(3), {}, {1: 2}, {"a": {}}, {"full_attention": None, "sliding_attention": {}}),
-    *(np.float32(2), np.int64(4), np.float64("nan"), np.bool_(True), np.array(2.0), np.arange(3), np.ones((2, 2))),
+    *(None, True, False, 0, 1, 3, -1, 0.5, 1.5, -0.0, 5e-324, 1e308, 10**9, 10**400, 2**31 - 1, 2**63, float("nan")),
+    *(float("inf"), "", "8.0", "yarn", "0x10", "²", "é" * 500, b"x", 1j, object(), float, [], [None], [1, 2], [[1]]),
+    *(["1"] * 8, ["full_attention"], [0.0] * 8, [1e308] * 8, (1, 2), {1, 2}, range(3), {}, {1: 2}, {"a": {}}),
+    *({"full_attention": None}, np.float32(2), np.int64(4), np.bool_(True), np.array(2.0), np.arange(3)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Where models add their biases: each row of the page's table beside what modules of transformers and timm gave, recorded."""
+"""Rows of docs/attention_models.md give what modules of transformers and timm with these biases gave, recorded."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""`RotaryPlan.rotate` and `shift_keys`: each layer is its formula, static or traced, with learned parameters or without."""
+"""`RotaryPlan.rotate` and `shift_keys`: each layer is its formula, static or traced, learned or not."""
 
 import functools
 
@@ -78,12 +78,6 @@ def test_each_layer_is_its_formula(plan, role):
         np.testing.assert_array_equal(by_index[layer], y, f"layer {layer}")
 
 
-def test_scaled_false_leaves_the_scale_of_scores_to_attention():
-    np.testing.assert_allclose(
-        MIXED.rotate(X, 4, AT, head_axis=-2, role="query", scaled=False) * np.float32(1.7), rotate(4), rtol=1e-6
-    )
-
-
 def test_the_error_of_a_phase_is_that_of_a_small_correction():
     """Within 2⁻²² of ω(e^α − 1)p, where a float32 frequency would be within 2⁻²³ of ω·e^α·p."""
     f = pe.yarn(64, 10_000.0, 2048.0, 512, attention_factor=1.0)
@@ -109,7 +103,7 @@ def test_16_bits_are_rounded_once():
 
 
 def test_derivatives():
-    """In x and in the parameters: forwards of a static layer and backwards of a traced one, beside a float64 difference."""
+    """In x and in the parameters: forwards of a static layer, backwards of a traced one, beside a difference."""
     given = {"x": X} | ARRAYS
     along = {name: RNG.normal(size=x.shape).astype(np.float32) for name, x in given.items()}
 

@@ -115,18 +115,10 @@ READ = [
     ),
     row(
         "llama",
-        "32 x 128/128 500000 attention_factor=1.0377 factor=8.0 original_max_position_embeddings=1024 rope_type=yarn",
+        "32 x 128/128 500000 attention_factor=1.0693 factor=2.0 original_max_position_embeddings=1024 rope_type=yarn",
         rope_theta=5e5,
-        rope_scaling={"type": "yarn", "factor": 8.0, "mscale": 0.7, "mscale_all_dim": 0.5},
         original_max_position_embeddings=1024,
-    ),
-    row(
-        "llama",
-        "32 x 128/128 500000 attention_factor=1.0693 beta_fast=16.0 beta_slow=2.0 factor=2.0 "
-        "original_max_position_embeddings=1024 rope_type=yarn truncate=False",
-        rope_theta=5e5,
-        rope_scaling={"type": "yarn", "factor": None, "original_max_position_embeddings": 1024, "finetuned": True}
-        | {"beta_fast": 16, "beta_slow": 2, "truncate": False, "attn_factor": 1.0, "apply_yarn_scaling": True},
+        rope_scaling={"type": "yarn", "factor": 2.0, "finetuned": True, "attn_factor": 1.0, "apply_yarn_scaling": True},
     ),
     row(
         "phi3",
@@ -256,7 +248,8 @@ READ = [
     row("lara_mini", "1 x -/128, 1 x 128/128 10000, 2 x -/128, 1 x 128/128 10000", num_hidden_layers=5),
     row(
         "llama4_text",
-        "1 x 128/128 500000, 1 x -/128 QueryScale(coefficient=0.1, period=8192, offset=1, variant='steps'); interleaved",
+        "1 x 128/128 500000, 1 x -/128 QueryScale(coefficient=0.1, period=8192, offset=1, variant='steps'); "
+        "interleaved",
         num_hidden_layers=2,
         nope_layer_interval=2,
     ),
@@ -456,7 +449,8 @@ READ = [
     row("deepseek_v4", f"43 x 64/512 160000; {V4}43 x 64/128 160000; interleaved; last"),
     row(
         "deepseek_v4",
-        f"1 x 64/512 10000, 2 x 64/512 160000 {YARN}; {V4}1 x 64/128 10000, 2 x 64/128 160000 {YARN}; interleaved; last",
+        f"1 x 64/512 10000, 2 x 64/512 160000 {YARN}; {V4}"
+        f"1 x 64/128 10000, 2 x 64/128 160000 {YARN}; interleaved; last",
         num_hidden_layers=3,
         compress_ratios=[0, 128, 4, 0],
         num_nextn_predict_layers=1,
@@ -544,7 +538,7 @@ def test_a_config_may_have_to_dict():
     assert rotary_from_config(WithToDict({"model_type": "llama"})) == read({"model_type": "llama"})
 
 
-# The classes do not read these keys, and published files contradict them; DeepSeek-V4's is that of sliding layers alone.
+# The classes do not read these keys, and published files contradict them; DeepSeek-V4's is that of sliding layers.
 IGNORED = {
     "bailing_hybrid": "partial_rotary_factor",
     "dots3_note_text": "partial_rotary_factor",

@@ -23,8 +23,8 @@ TYPES = recorded.cases("hf_model_types")
 FILLED = "rope_parameters", "layer_types", "layers_block_type"
 # Types whose cases say something else than their classes.
 OTHERWISE = set(
-    "cohere_compass_text deepseek_v4 dory glm4v_text glm_image_text granitemoehybrid lfm2_moe minimax minimax_m3_vl_text "
-    "qwen4_exp_text zamba2".split()
+    "cohere_compass_text deepseek_v4 dory glm4v_text glm_image_text granitemoehybrid lfm2_moe minimax "
+    "minimax_m3_vl_text qwen4_exp_text zamba2".split()
 )
 LEFT_OUT = [(case["config"], key) for case in TYPES for key in FILLED if key in case["config"]]
 LEFT_OUT = [(config, key) for config, key in LEFT_OUT if config["model_type"] not in OTHERWISE]

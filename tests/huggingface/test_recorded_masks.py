@@ -1,4 +1,4 @@
-"""Images, prefixes and encoders: each row of docs/attention_models.md beside the masks that models of transformers gave."""
+"""Images, prefixes and encoders: rows of docs/attention_models.md give the masks of transformers."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Vision towers rotate their patches, and add rows of their learned tables to them, as in transformers: recorded values."""
+"""Vision towers rotate their patches, and add rows of learned tables to them, as in transformers: recorded values."""
 
 import numpy as np
 import pytest

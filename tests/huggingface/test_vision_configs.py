@@ -1,7 +1,5 @@
 """`vision_rotary_from_config`: where a tower stands in a config, what the class fills in, and what is refused."""
 
-import json
-
 import pytest
 
 import posenc_jax as pe
@@ -59,48 +57,6 @@ def test_sam_3_has_windows_and_whole_grids():
     tower = {"backbone_config": SAM_3 | {"patch_size": 28}}
     assert read({"model_type": "sam3_tracker_video", "vision_config": tower}).grids[0].shapes == ((36, 36),)
     assert read({"model_type": "sam3_vision_model"} | tower).layers[0].head_dim == 64
-
-
-# As published, without keys that do not matter; and layers, features of a head, spectrum, layout
-PUBLISHED = {
-    "Kimi-K2.5-NVFP4": (
-        """{"model_type": "kimi_k25", "use_unified_vision_chunk": true, "vision_config": {"init_pos_emb_height": 64,
-        "init_pos_emb_time": 4, "init_pos_emb_width": 64, "merge_kernel_size": [2, 2], "mm_hidden_size": 1152,
-        "model_type": "", "patch_size": 14, "pos_emb_type": "divided_fixed", "text_hidden_size": 7168,
-        "video_attn_type": "spatial_temporal", "vt_hidden_size": 1152, "vt_num_attention_heads": 16,
-        "vt_num_hidden_layers": 27}}""",
-        *(27, 72, pe.join(36, 36, axes=(1, 0))[[i + axis * 18 for i in range(18) for axis in (0, 1)]], "half"),
-    ),
-    "MiniMax-M3": (
-        """{"model_type": "minimax_m3_vl", "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1280,
-        "num_hidden_layers": 32, "num_attention_heads": 16, "patch_size": 14, "image_size": 2016,
-        "position_embedding_type": "rope", "rope_mode": "3d", "rope_theta": 10000.0, "img_token_compression_config":
-        {"spatial_merge_size": 2, "temporal_patch_size": 2}, "vision_segment_max_frames": 4}}""",
-        *(32, 80, pe.join(26, 26, 26, axes=(0, 1, 2)), "half"),
-    ),
-    "Step-3.7-Flash": (
-        """{"model_type": "step3p7", "vision_config": {"model_type": "perception_encoder", "image_size": 728,
-        "patch_size": 14, "width": 1536, "layers": 47, "heads": 16, "use_cls_token": false, "use_rope2d": true}}""",
-        *(47, 96, pe.join(48, 48, axes=(1, 0)), "half"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_tower(name):
-    text, count, head_dim, frequencies, layout = PUBLISHED[name]
-    plan = read(json.loads(text))
-    assert (len(plan.layers), plan.layers[0].head_dim, plan.layout) == (count, head_dim, layout)
-    assert plan.layers[0].frequencies == frequencies
-
-
-def test_published_language_models_have_no_tower():
-    reasons = (
-        "is a whole model|is no vision tower|is not known as a vision tower|has no rotary embedding|is not read: it is"
-    )
-    for case in recorded.cases("hf_published"):
-        with pytest.raises(ValueError, match=f"^vision_rotary_from_config: .*({reasons}|model_type is missing)"):
-            read(case["config"])
 
 
 # What may be missing: the class has it
@@ -167,8 +123,6 @@ BAD = [
     # which tower
     (None, "config must be a mapping or have to_dict"),
     ({}, "model_type is missing: no key says how a vision tower rotates"),
-    ({1: 2}, "each key of config must be a string"),
-    ({"model_type": 3}, "model_type must be a string"),
     row("", "vision_config must be a mapping", vision_config=3),
     plain("my_tower", "model_type 'my_tower' is not known as a vision tower, and no key says"),
     row("kimi_k3", "vision_config.model_type is missing", vision_config=PLAIN),
@@ -192,19 +146,14 @@ BAD = [
         "vjepa2", "'vjepa2' is not read: it is a vision tower, and gives the two features of a pair different angles"
     ),
     row("llava", "'clip_vision_model' is not read: it has no rotary embedding", vision_config={}),
-    row("hunyuan_vl", "'hunyuan_vl_vision' is not read: it has no rotary embedding", vision_config={}),
     row("perception_lm", "'timm_wrapper' is not read: it is any model of timm", vision_config={}),
     # a null where a default would apply
     plain("pixtral", "rope_theta must have a value or be left out for 10000.0", rope_theta=None),
-    plain("pixtral", "rope_parameters.rope_theta must have a value", rope_parameters={"rope_theta": None}),
-    row("glm4v_vision", "num_hidden_layers must be an integer", depth=None),
     # of the wrong type, or out of range
     row("pixtral", "hidden_size must be an integer, got float", hidden_size=128.0),
-    row("pixtral", "num_attention_heads must be at least 1", num_attention_heads=0),
     row("pixtral", "hidden_size = 128 must be a multiple of 3", hidden_size=128, num_attention_heads=3),
     row("pixtral", "head_dim must be a multiple of 4, got 2", hidden_size=128, num_attention_heads=64),
     row("pixtral", "num_hidden_layers must be below 65,536", num_hidden_layers=2**16),
-    row("pixtral", "rope_theta must be positive", rope_theta=-1),
     row("pixtral", "rope_parameters must be a mapping", rope_parameters=[1]),
     row("pixtral", r"rope_type must be one of \('axial', 'default'\)", rope_parameters={"rope_type": "yarn"}),
     row("eomt_dinov3", r"rope_type must be one of \('default',\)", rope_parameters={"rope_type": "axial"}),
@@ -213,10 +162,8 @@ BAD = [
     row("sam3_vit_model", r"global_attn_indexes\[0\] must be an integer", global_attn_indexes=[0.5]),
     row("sam3_vit_model", "global_attn_indexes must be a sequence", global_attn_indexes=7),
     row("sam3_vit_model", r"image_size must hold a patch, got \(8, 8\)", image_size=[8, 8]),
-    row("sam3_vit_model", "image_size must be a number or a width and a height", image_size=[1, 2, 3]),
     plain("eomt_dinov3", "num_blocks must be at most 2 layers, got 4"),
     plain("lfm3_vl_vision", "layer_types must hold 2 times 'conv' or 'full_attention'", layer_types=[]),
-    plain("lfm3_vl_vision", "layer_types must hold 2 times", layer_types=["conv", "mamba"]),
     row("sam2_video", "memory_attention_hidden_size = 256 must be a multiple", memory_attention_downsample_rate=3),
     # what contradicts
     plain("pixtral", "hidden_size / heads = 64 contradicts head_dim = 32", head_dim=32),
@@ -238,7 +185,6 @@ BAD = [
         memory_attention_rope_feat_sizes=[64, 64],
     ),
     row("efficientloftr", "partial_rotary_factor must be half of num_attention_heads = 8", partial_rotary_factor=0.5),
-    row("efficientloftr", "partial_rotary_factor must be half of num_attention_heads = 4", num_attention_heads=4),
     row("minimax_m3_vl", "rope_mode must be one of .*, got '2d'", vision_config=CLIP | {"rope_mode": "2d"}),
     row(
         "minimax_m3_vl",
@@ -247,7 +193,6 @@ BAD = [
     ),
     # what its class does not read
     row("pixtral", "the key rope_fraction = 0.5 is not read by model_type 'pixtral'", rope_fraction=0.5),
-    row("pixtral", "the key partial_rotary_factor = 0.5 is not read", partial_rotary_factor=0.5),
     row("pixtral", "the key rope_parameters.factor = 2.0 is not read", rope_parameters={"factor": 2.0}),
     row("dinov3_vit", "the key rope_parameters = .* is not read", rope_parameters={"rope_theta": 5.0}),
 ]
