@@ -83,6 +83,9 @@ REFUSED = [
     row(
         PLAN().shift_keys, "RotaryPlan.shift_keys: keys must have 8 f", keys=X[..., :6], layer=0, offset=7, head_axis=-2
     ),
+    row(
+        PLAN().shift_keys, "TypeError: RotaryPlan.shift_keys: offset must be", keys=X, layer=0, offset="a", head_axis=-2
+    ),
     row(UNEQUAL, r"must be a Python integer where head_dim differs between layers, got \[8, 16\]", layer=TRACED),
     row(MIXED, "x must have 8 features in this layer", x=X[..., :4]),
     row(SCALED, "role must be one of .* where a layer scales its queries"),

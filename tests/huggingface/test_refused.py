@@ -13,7 +13,6 @@ SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2048.0, "original_max_position_embeddings": 512}
 LISTS = {"short_factor": [1.5] * 48, "long_factor": [2.5] * 48}
-NESTED = {"rope_theta": 1e4, "partial_rotary_factor": 0.125}
 REFUSED = [
     # values of the wrong kind
     row("llama", "length must be at least 1", length=0),
@@ -30,6 +29,7 @@ REFUSED = [
     row("axk1", "rope_interleave must have a value or be left out for True", rope_interleave=None),
     row("phi", "partial_rotary_factor must have a value or be", rope_parameters={"partial_rotary_factor": None}),
     row("qwen3", "head_dim must have a value or be left out for 128", head_dim=None),
+    row("smollm3", "no_rope_layer_interval must have a value", no_rope_layer_interval=None),
     row("llama4_text", "attn_scale must have a value or be left out for 0.1", attn_scale=None),
     row(
         "laguna",
@@ -247,6 +247,7 @@ REFUSED = [
     ),
     # the layers and their types
     row("", "num_hidden_layers or n_layer or n_layers or num_layers or decoder_num_hidden_layers is missing"),
+    row("longcat_flash", "num_hidden_layers must be 6", num_layers=3, num_hidden_layers=3),
     row("falcon_h1", "layer_types must name the 32 layers of num_hidden_layers, got 1", layer_types=[FULL]),
     row(
         "olmo3",
