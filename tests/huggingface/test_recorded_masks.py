@@ -46,13 +46,3 @@ def test_the_row_is_the_models_mask(model, layers):
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
     assert options.get("scale", 8**-0.5) == pytest.approx(case["scale"])
     assert options.get("logits_soft_cap") == case["cap"]
-
-
-def test_every_recorded_layer_with_a_mask_has_a_row():
-    masked = {
-        (model, layers)
-        for model, case in RECORDED.items()
-        for layers in ("sliding", "full")
-        if "0" in str(case.get(layers))
-    }
-    assert masked == set(ROWS)
