@@ -1,7 +1,7 @@
 """`rotary_from_config` beside transformers: recorded values, whose files name the releases.
 
 Every model type has the layout, the rotating layers, the frequencies and the defaults of its class. Every rope type has
-the true frequencies. The layers of 22 models rotate queries and keys, and scale them, as theirs do.
+the true frequencies. The layers of models rotate queries and keys, and scale them, as theirs do.
 """
 
 import math

@@ -40,6 +40,9 @@ REFUSED = [
     # keys that are not read
     row("llama", "the key my_rope_key = 1 is not read by model_type 'llama'", my_rope_key=1),
     row("llama", "the key ropeTheta = 1 is not read by model_type 'llama': is rope_theta meant?", ropeTheta=1),
+    row("llama", "the key ropeFraction = 1 is not read", ropeFraction=1),
+    row("llama", "is num_hidden_layers meant?", num_hidden_layerz=1),
+    row("llama", "is per_layer_config.0.head_dim meant?", per_layer_config={"0": {"head_dims": 64}}),
     row("llama", "the key rope_on_values = True is not read", rope_on_values=True),
     row("", "is text_config meant?", textConfig={"rope_scaling": {}}),
     row("", "the key lm = {'rope_scaling': {}} is not read by a config without a model_type", lm={"rope_scaling": {}}),
@@ -124,6 +127,7 @@ REFUSED = [
         rope_parameters={"rope_theta": 5e5},
     ),
     row("apertus", "the class's rope_parameters.rope_theta = 12000000.0 contradicts rope_theta", rope_theta=2e4),
+    row("chatglm", "rope_theta = 10000.0 contradicts 10000 times rope_ratio", rope_ratio=50, rope_theta=1e4),
     row("chatglm", "rope_ratio = 16 divides the positions of ChatGLM2-6B-32K", rope_ratio=16),
     # the rope type and its settings
     row("llama", "rope_scaling.type must be one of ['default',", rope_scaling={"type": "yran"}),
@@ -307,6 +311,13 @@ REFUSED = [
         num_hidden_layers=2,
         cross_attention_layers=[40],
     ),
+    row(
+        "molmo2_text",
+        "rope_parameters.original_max_position_embeddings = 1 contradicts",
+        rope_scaling_layers=[0],
+        rope_parameters={"original_max_position_embeddings": 1},
+        original_max_position_embeddings=2,
+    ),
     row("molmo2_text", "rope_scaling_layers must be of the 36 layers, got '0'", rope_scaling_layers=["0"]),
     row("smollm3", "no_rope_layers must hold 6 times 0 or 1", num_hidden_layers=6, no_rope_layers=[1, 0]),
     row("granite_swa", "layer_rope_theta must hold 2 numbers, got 1", num_hidden_layers=2, layer_rope_theta=[1.0]),
@@ -343,6 +354,7 @@ REFUSED = [
     row("deepseek_v4", "rope_scaling.rope_theta = 5000000.0 contradicts rope_theta", rope_scaling={"rope_theta": 5e6}),
     # the widths
     row("", 'layout must be given, "half" or "interleaved"', head_dim=8, num_hidden_layers=1),
+    row("", "hidden_size or n_embd or d_model is missing", num_hidden_layers=2),
     row(
         "",
         "num_attention_heads or n_head or n_heads or decoder_num_attention_heads is missing",

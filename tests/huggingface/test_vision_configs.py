@@ -124,6 +124,7 @@ BAD = [
     # which tower
     (None, "config must be a mapping or have to_dict"),
     ({}, "model_type is missing: no key says how a vision tower rotates"),
+    ({1: 2}, "each key of config must be a string"),
     row("", "vision_config must be a mapping", vision_config=3),
     plain("my_tower", "model_type 'my_tower' is not known as a vision tower, and no key says"),
     row("kimi_k3", "vision_config.model_type is missing", vision_config=PLAIN),
@@ -152,6 +153,7 @@ BAD = [
     plain("pixtral", "rope_theta must have a value or be left out for 10000.0", rope_theta=None),
     # of the wrong type, or out of range
     row("pixtral", "hidden_size must be an integer, got float", hidden_size=128.0),
+    row("pixtral", "num_attention_heads must be at least 1", num_attention_heads=0),
     row("pixtral", "hidden_size = 128 must be a multiple of 3", hidden_size=128, num_attention_heads=3),
     row("pixtral", "head_dim must be a multiple of 4, got 2", hidden_size=128, num_attention_heads=64),
     row("pixtral", "num_hidden_layers must be below 65,536", num_hidden_layers=2**16),
@@ -163,8 +165,10 @@ BAD = [
     row("sam3_vit_model", r"global_attn_indexes\[0\] must be an integer", global_attn_indexes=[0.5]),
     row("sam3_vit_model", "global_attn_indexes must be a sequence", global_attn_indexes=7),
     row("sam3_vit_model", r"image_size must hold a patch, got \(8, 8\)", image_size=[8, 8]),
+    row("sam3_vit_model", "image_size must be a number or a width and a height", image_size=[1, 2, 3]),
     plain("eomt_dinov3", "num_blocks must be at most 2 layers, got 4"),
     plain("lfm3_vl_vision", "layer_types must hold 2 times 'conv' or 'full_attention'", layer_types=[]),
+    plain("lfm3_vl_vision", "layer_types must hold 2 times", layer_types=["conv", "mamba"]),
     row("sam2_video", "memory_attention_hidden_size = 256 must be a multiple", memory_attention_downsample_rate=3),
     # what contradicts
     plain("pixtral", "hidden_size / heads = 64 contradicts head_dim = 32", head_dim=32),
