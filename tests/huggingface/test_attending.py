@@ -36,6 +36,7 @@ CASES = {
         f"3 x {CAUSAL}, 1 x sliding_attention (5, None) 0.125",
         {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 3},
     ),
+    "molmo2_text": (f"4 x {CAUSAL}", {"rope_scaling_layers": [0]}),
     "qwen3": (f"4 x {CAUSAL}", {"use_sliding_window": False, "sliding_window": 6, "max_window_layers": 0}),
     "gemma2": (
         "1 x sliding_attention (5, None) 0.0625, 1 x full_attention (None, None) 0.0625",

@@ -81,6 +81,7 @@ READ = [
     row("llama", "32 x 128/128 10000", use_rope=True, alibi=False, nope=False, rope_traditional=False, layer_types=5),
     row("llama", "32 x 128/128 10000", my_key=1, moe_layer_freq=2, max_2d_position_embeddings=8, _rope=1),
     row("cohere", "40 x 128/128 10000; interleaved", transformers_version="4.9", position_embedding_type="rope_gptj"),
+    row("bailing_moe", "2 x 8/16 10000", **SIZES, num_hidden_layers=2, rope_theta=1e4, rotary_dim=8),
     row("gpt_neox", "44 x 48/96 5000", rotary_emb_base=5000, rotary_pct=0.5),
     row("gptj", "2 x 32/256 10000; interleaved", n_layer=2, rotary_dim=32, rotary=True),
     row("jetmoe", "12 x 64/64 10000", kv_channels=64),

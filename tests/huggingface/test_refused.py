@@ -222,6 +222,14 @@ REFUSED = [
         rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 2.0},
     ),
     row("qwen", "seq_length must be at least 2", **SIZES, length=5000, num_hidden_layers=4, seq_length=1),
+    row(
+        "",
+        "full_attention.original_max_position_embeddings = 512 contradicts original_max_position_embeddings = 1",
+        **SIZES,
+        num_hidden_layers=2,
+        original_max_position_embeddings=1,
+        rope_parameters={FULL: YARN},
+    ),
     row("llama4_text", "floor_scale must be at least 2", floor_scale=1),
     row(
         "",
