@@ -1,4 +1,4 @@
-"""`examples/content_attention.py` beside modules of transformers: inputs drawn from a seed, outputs and gradients of a case.
+"""`examples/content_attention.py` beside modules of transformers: inputs from a seed, outputs and gradients.
 
 A case says which layer it is, its settings, the shapes of the module's arrays by name, and what the module computed:
 an output, and gradients of its sum with a cotangent. Weights are drawn, by name, wherever they are needed.
@@ -12,8 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-
-from helpers.quick import quick
 
 
 def drawn(seed: int, name: str, shape: Any, deviation: float | None = None) -> np.ndarray:
@@ -29,53 +27,27 @@ def hidden_and_cotangent(seed: int, shape: Any, mask: Any) -> tuple[np.ndarray, 
     return x, cotangent if mask is None else cotangent * np.float32(mask)[..., None]
 
 
-def inputs(case: dict[str, Any]) -> tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]:
-    """Hidden states, weights and cotangent."""
+def differences(layer: Callable[..., Any], case: dict[str, Any], block_size: int) -> dict[str, float]:
+    """Of the output and each gradient, the largest one over the largest number; NaN is infinitely far."""
     weights = {name: drawn(case["seed"], name, shape) for name, shape in case["weights"].items()}
     x, cotangent = hidden_and_cotangent(case["seed"], case["hidden"], case["mask"])
-    return x, weights, cotangent
+    mask = {} if case["mask"] is None else {"mask": np.array(case["mask"], np.int32)}
+    tables = {name: weights[name] for name in case["gradients"] if name != "hidden"}
 
+    @jax.jit
+    def output_and_gradients(x, weights, tables, cotangent):
+        def of(x, tables):
+            return layer(x, weights | tables, **case["settings"], **mask, block_size=block_size)
 
-def options(case: dict[str, Any]) -> dict[str, Any]:
-    found = dict(case["settings"])
-    if case["mask"] is not None:
-        found["mask"] = np.array(case["mask"], np.int32)
-    return found
-
-
-def output(layer: Callable[..., Any], case: dict[str, Any], block_size: int) -> Any:
-    x, weights, _ = inputs(case)
-    return quick(lambda x, weights: layer(x, weights, **options(case), block_size=block_size))(x, weights)
-
-
-def output_and_gradients(layer: Callable[..., Any], case: dict[str, Any], block_size: int) -> dict[str, Any]:
-    """By one program."""
-    x, weights, cotangent = inputs(case)
-    tables = [name for name in case["gradients"] if name != "hidden"]
-
-    def both(x, weights, cotangent):
-        def of(x, found):
-            return layer(x, weights | found, **options(case), block_size=block_size)
-
-        y, back = jax.vjp(of, x, {name: weights[name] for name in tables})
+        y, back = jax.vjp(of, x, tables)
         of_hidden, of_tables = back(cotangent)
-        return {"output": y, "gradients": {"hidden": of_hidden} | of_tables}
+        return {"output": y, "hidden": of_hidden} | of_tables
 
-    return quick(both)(x, weights, cotangent)
-
-
-def difference(got: Any, want: Any, case: dict[str, Any], of_tokens: bool = False) -> float:
-    """The largest one, over the largest number; of tokens without padding. NaN is infinitely far."""
-    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    assert got.shape == want.shape
-    if of_tokens and case["mask"] is not None:
-        real = np.array(case["mask"]) == 1
-        got, want = got[real], want[real]
-    return float(np.nan_to_num(np.abs(got - want) / np.abs(want).max(), nan=np.inf).max())
-
-
-def differences(layer: Callable[..., Any], case: dict[str, Any], block_size: int) -> dict[str, float]:
-    """By the name of what differs."""
-    got = output_and_gradients(layer, case, block_size)
-    found = {"output": difference(got["output"], case["output"], case, of_tokens=True)}
-    return found | {name: difference(got["gradients"][name], want, case) for name, want in case["gradients"].items()}
+    found, result = output_and_gradients(x, weights, tables, cotangent), {}
+    for name, want in ({"output": case["output"]} | case["gradients"]).items():
+        got, want = np.asarray(found[name], np.float64), np.asarray(want, np.float64)
+        assert got.shape == want.shape
+        if name == "output" and mask:
+            got, want = got[mask["mask"] == 1], want[mask["mask"] == 1]
+        result[name] = float(np.nan_to_num(np.abs(got - want) / np.abs(want).max(), nan=np.inf).max())
+    return result

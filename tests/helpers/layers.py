@@ -1,14 +1,12 @@
 """Attention layers of DeepSeek-V4 and of Mistral Large 4, written with a plan, for one sequence in float32.
 
-`weights` are those of the module of transformers, by its names. `Changes` leave out or mistake what a layer does: a test
-that they pass too would be none.
+Weights are those of the module of transformers, by its names.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,16 +17,6 @@ from posenc_jax import hf
 from posenc_jax._jax.arrays import align
 
 einsum = functools.partial(jnp.einsum, precision="highest")
-
-
-@dataclasses.dataclass(frozen=True)
-class Changes:
-    """What a layer does differently; by default nothing."""
-
-    roles: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # another for each; None: x as it is
-    plan: Callable[[hf.RotaryPlan], hf.RotaryPlan] = lambda plan: plan
-    blocks: Callable[[int, int], Any] = lambda rate, count: rate * np.arange(count, dtype=np.int32)
-    parameters: Callable[[str, Any], Any] = lambda name, array: array
 
 
 def linear(w: Mapping[str, Any], name: str, x: Any, heads: int | None = None) -> Any:
@@ -69,14 +57,13 @@ def attend(query: Any, key: Any, value: Any, visible: Any, scale: float, sinks: 
     return einsum("hqk,khd->qhd", weights, value)
 
 
-def deepseek_v4(config: Mapping[str, Any], w: Mapping[str, Any], x: Any, layer: int, changes: Changes) -> Any:
+def deepseek_v4(config: Mapping[str, Any], w: Mapping[str, Any], x: Any, layer: int) -> Any:
     """x (seq, hidden_size) → (seq, hidden_size): keys are values, and those of blocks follow those of tokens."""
-    plan, seq = changes.plan(hf.rotary_from_config(config)), x.shape[0]
+    plan, seq = hf.rotary_from_config(config), x.shape[0]
     kind, heads, epsilon = config["layer_types"][layer], config["num_attention_heads"], config["rms_norm_eps"]
 
     def turn(plan: hf.RotaryPlan, y: Any, role: str, positions: Any = None) -> Any:
-        role = changes.roles.get(role, role)
-        return y if role is None else plan.rotate(y, layer, positions, head_axis=-2, role=role)
+        return plan.rotate(y, layer, positions, head_axis=-2, role=role)
 
     def compress(name: str) -> Any:
         """One vector for each whole block of tokens; where blocks overlap, it sees the block before too."""
@@ -101,7 +88,7 @@ def deepseek_v4(config: Mapping[str, Any], w: Mapping[str, Any], x: Any, layer: 
     if kind != "sliding_attention":
         rate, blocks = config["compress_rates"][kind], compress("")
         count = blocks.shape[0]
-        at, whole = changes.blocks(rate, count), np.arange(count) < (i + 1) // rate
+        at, whole = rate * np.arange(count, dtype=np.int32), np.arange(count) < (i + 1) // rate
         if kind == "compressed_sparse_attention":
             index_query = linear(w, "compressor.indexer.q_b_proj", latent, config["index_n_heads"])
             index_query = turn(plan.indexer, index_query, "query")
@@ -129,14 +116,14 @@ LEARNED = {
 }
 
 
-def mistral_large4(config: Mapping[str, Any], w: Mapping[str, Any], x: Any, layer: int, changes: Changes) -> Any:
+def mistral_large4(config: Mapping[str, Any], w: Mapping[str, Any], x: Any, layer: int) -> Any:
     """x (seq, hidden_size) → (seq, hidden_size), in layers that compute their own keys and their own choice of them."""
-    plan, seq = changes.plan(hf.rotary_from_config(config)), x.shape[0]
+    plan, seq = hf.rotary_from_config(config), x.shape[0]
     heads, rope, settings = config["num_attention_heads"], config["qk_rope_head_dim"], plan.layers[layer]
     nope = settings.head_dim - rope if config["no_rope_layers"][layer] else settings.head_dim
 
     def turn(plan: hf.RotaryPlan, y: Any, role: str) -> Any:
-        parameters = {name: changes.parameters(name, w[LEARNED[name]]) for name, _ in plan.parameters}
+        parameters = {name: w[LEARNED[name]] for name, _ in plan.parameters}
         return plan.rotate(y, layer, head_axis=-2, role=role, scaled=False, parameters=parameters)
 
     query = turn(plan, linear(w, "q_proj", x, heads), "query")

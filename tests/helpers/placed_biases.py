@@ -1,4 +1,4 @@
-"""Attention with a bias as docs/attention_models.md says it for each model: its tables' code, run on what a module was given."""
+"""Attention with a bias as docs/attention_models.md has it for each model: the code of its tables, run on recorded inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 
 import posenc_jax as pe
 from helpers import pages
-from helpers.quick import quick
 
 PAGE, TABLES = "docs/attention_models.md", "docs/offset_tables.md"
 ROWS = {re.sub(r" with .*|\[|\].*", "", row[0]): row[1:] for row in pages.rows(PAGE, "model | its bias")}
@@ -67,5 +66,5 @@ def prepared(row: str, case: dict[str, Any]) -> list[np.ndarray]:
 
 def attended(row: str, case: dict[str, Any], **changes: Any) -> np.ndarray:
     """The output for the queries that the case keeps."""
-    attend = quick(lambda q, k, v: pe.attention(q, k, v, **options_of(row, case) | changes))
+    attend = jax.jit(lambda q, k, v: pe.attention(q, k, v, **options_of(row, case) | changes))
     return np.asarray(attend(*prepared(row, case)))[-len(case["output"]) :]

@@ -3,7 +3,6 @@
 POSENC_HOSTILE=N multiplies the number of configs (`nox -s fuzz`). A failure names its case: `config_of(case)`.
 """
 
-import collections
 import copy
 import functools
 import json
@@ -13,27 +12,23 @@ import random
 import re
 
 import numpy as np
-import pytest
 
 from helpers.plans import WithToDict
-from helpers.tiers import tiered
 from huggingface.test_reading import READ
 from oracles import recorded, spectra
 from posenc_jax.hf import plan_to_config, rotary_from_config
 
-CASES = 3000 * int(os.environ.get("POSENC_HOSTILE", "1"))
-CHUNKS = 4
+CASES = 750 * int(os.environ.get("POSENC_HOSTILE", "1"))
 SEEDS = [case["config"] for case in recorded.cases("hf_published") if len(str(case["config"])) < 3000]
-SEEDS += [{"model_type": name or None} | fragment for name, fragment, _ in READ]
+SEEDS += [config for config, _ in READ]
 # What stands where something else should; no sizes at which a spectrum takes long.
 WIDTH = re.compile("dim|channels|hidden|embd|d_model")
 JUNK = [
-    None, True, False, 0, 1, 2, 3, -1, 0.5, 1.5, -0.0, 5e-324, 1e-300, 1e308, 1e9, 10**9, 10**400, -(10**400), 2**31 - 1,
-    2**31, 2**63, float("nan"), float("inf"), -float("inf"), "", "8.0", "yarn", "0x10", "²", "é" * 500, b"x", 1j, object(),
-    float, [], [None], [1, 2], [[1]], ["1"] * 8, ["full_attention"], [0.0] * 8, [float("nan")] * 8, [1e308] * 8, (1, 2),
-    {1, 2}, range(3), {}, {1: 2}, {"a": {}}, {"full_attention": {}}, {"full_attention": None, "sliding_attention": {}},
-    np.float32(2), np.int64(4), np.float64("nan"), np.bool_(True), np.array(2.0), np.arange(3), np.ones((2, 2)),
-]  # fmt: skip
+    *(None, True, False, 0, 1, 3, -1, 0.5, 1.5, -0.0, 5e-324, 1e308, 10**9, 10**400, 2**31 - 1, 2**63, float("nan")),
+    *(float("inf"), "", "8.0", "yarn", "0x10", "²", "é" * 500, b"x", 1j, object(), float, [], [None], [1, 2], [[1]]),
+    *(["1"] * 8, ["full_attention"], [0.0] * 8, [1e308] * 8, (1, 2), {1, 2}, range(3), {}, {1: 2}, {"a": {}}),
+    *({"full_attention": None}, np.float32(2), np.int64(4), np.bool_(True), np.array(2.0), np.arange(3)),
+]
 
 
 def mappings(config, depth=3):
@@ -42,13 +37,14 @@ def mappings(config, depth=3):
 
 
 NAMES = sorted({str(key) for config in SEEDS for m in mappings(config) for key in m})
+# What an error may speak of though the config does not: an argument, what is computed, what a class has.
+SPOKEN_OF = {*NAMES, *"length layout config width layers class heads rotary embedding settings text_config".split()}
 
 
 def mutate(config, rng):
     """One key is lost, renamed, of another type, new, of another model, or of another number or length."""
     d = rng.choice(mappings(config))
-    key = rng.choice([*d, None])
-    kind = rng.randrange(6)
+    key, kind = rng.choice([*d, None]), rng.randrange(6)
     if kind == 0 or key is None:
         d[rng.choice(NAMES)] = copy.deepcopy(rng.choice(JUNK))
     elif kind == 1:
@@ -58,13 +54,11 @@ def mutate(config, rng):
         d[name] = min(value, 4096) if WIDTH.search(name) and isinstance(value, int) else value  # else it takes long
     elif kind == 3:
         d[key] = copy.deepcopy(rng.choice(JUNK))
-    elif kind == 4:
-        other = rng.choice(mappings(rng.choice(SEEDS)))
-        d.update(copy.deepcopy(dict(rng.sample(sorted(other.items(), key=str), min(len(other), 1)))))
+    elif kind == 4 and (other := rng.choice(mappings(rng.choice(SEEDS)))):
+        name = rng.choice(sorted(other, key=str))
+        d[name] = copy.deepcopy(other[name])
     elif isinstance(d[key], list):
         d[key] = d[key][:-1] if rng.random() < 0.5 else d[key] * 2
-    elif isinstance(d[key], (bool, str)):
-        d[key] = str(d[key]) + "s"
     elif isinstance(d[key], (int, float)) and abs(d[key]) < 1e9:
         d[key] *= rng.choice([2, 0.5, -1, 2.0, 1e300])
 
@@ -79,23 +73,12 @@ def config_of(case):
     return config, {"length": length, "layout": rng.choice([None, None, "half"])}
 
 
-# What an error may speak of though the config does not: an argument, what is computed, what a class has.
-SPOKEN_OF = {*NAMES, *"layout length config width layers class heads rotary embedding settings text_config".split()}
-
-
-def outcome(case, config, **arguments):
-    """The plan, or the message of an error that names a key of the config, or one that is missing."""
-    try:
-        return rotary_from_config(WithToDict(config) if case % 3 == 0 else config, **arguments)
-    except (TypeError, ValueError) as error:
-        message = str(error)
-    except Exception as error:
-        raise AssertionError(f"case {case}: {type(error).__name__}: {error}") from error
-    assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config: ") == 1, (case, message)
+def check_message(message, config):
+    """It names the function once, a key of the config or one that is missing, and its value or what it must be."""
+    assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config: ") == 1
     keys = {str(key) for m in mappings(config) for key in m} | SPOKEN_OF
-    assert " missing" in message or keys & {*re.findall(r"\w+", message)}, (case, message)
-    assert re.search(r"( = |, got |'|is missing|must be given|layer types \[|keys that are strings)", message), message
-    return message
+    assert " missing" in message or keys & {*re.findall(r"\w+", message)}
+    assert re.search(r"( = |, got |'|is missing|must be given|layer types \[|keys that are strings)", message)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,8 +92,7 @@ def true_spectrum(parameters, head_dim, maximum, length):
 
 def check_layer(layer, length):
     """A layer's frequencies by the formulas, from its settings."""
-    rope = dict(layer.settings)
-    head_dim = layer.head_dim
+    rope, head_dim, f = dict(layer.settings), layer.head_dim, layer.frequencies
     if layer.rotary_dim == 0:
         assert not rope
         return
@@ -122,32 +104,30 @@ def check_layer(layer, length):
     if layer.rotary_dim != int(head_dim * share):
         head_dim = layer.rotary_dim  # of latent attention
     cycles, amplitude = true_spectrum(layer.settings, head_dim, rope.get("max_position_embeddings", 1), length)
-    assert max(abs(a - b) for a, b in zip(layer.frequencies.cycles, cycles, strict=True)) <= 2
-    assert abs(layer.frequencies.attention_factor - amplitude) <= 4e-16 * abs(amplitude)
+    assert max(abs(a - b) for a, b in zip(f.cycles, cycles, strict=True)) <= 2
+    assert abs(f.attention_factor - amplitude) <= 4e-16 * abs(amplitude)
     if "mrope_alternating" in rope:  # height and width in turn, then time
         height, _, time = rope["mrope_section"]
-        assert layer.frequencies.axes == (1, 2) * height + (0,) * time
+        assert f.axes == (1, 2) * height + (0,) * time
     elif "mrope_section" in rope:
-        assert layer.frequencies.axes == tuple(spectra.axes_from_parameters(rope, len(cycles)))
+        assert f.axes == tuple(spectra.axes_from_parameters(rope, len(cycles)))
 
 
-@pytest.mark.parametrize("chunk", tiered(range(CHUNKS), [0]))
-def test_a_broken_config_gives_a_right_plan_or_a_clear_error(chunk, record_property):
-    counts = collections.Counter()
-    for case in range(chunk, CASES, CHUNKS):
+def test_a_broken_config_gives_a_right_plan_or_a_clear_error():
+    plans = 0
+    for case in range(CASES):
         config, arguments = config_of(case)
-        plan = outcome(case, config, **arguments)
-        counts["refused" if isinstance(plan, str) else "plans"] += 1
-        if isinstance(plan, str):
-            continue
         try:
-            hash(plan)
+            try:
+                plan = rotary_from_config(WithToDict(config) if case % 3 == 0 else config, **arguments)
+            except (TypeError, ValueError) as error:
+                check_message(str(error), config)
+                continue
+            plans += 1
             for layer in set(plan.layers):
                 check_layer(layer, plan.length)
             written = json.loads(json.dumps(plan_to_config(plan)))
             assert rotary_from_config(written, length=plan.length) == plan
         except Exception as error:
             raise AssertionError(f"case {case}: {type(error).__name__} {error} {config}") from error
-    print(dict(counts))
-    record_property("counts", str(dict(counts)))
-    assert min(counts["plans"], counts["refused"]) > CASES / CHUNKS / 5
+    assert CASES / 5 < plans < CASES * 4 / 5

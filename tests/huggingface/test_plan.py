@@ -14,7 +14,7 @@ from posenc_jax.hf import HeadScale, QueryScale, RotaryLayer, RotaryPlan, plan_t
 LLAMA_4 = {"model_type": "llama4_text", "num_hidden_layers": 4}
 
 
-def test_the_plan_is_static_and_hashable():
+def test_a_plan_is_static_and_hashable():
     plan, again = (rotary_from_config(LLAMA_4) for _ in range(2))
     assert plan == again and hash(plan) == hash(again) and jax.tree.leaves(plan) == []
     rotate = jax.jit(lambda plan, x: plan.rotate(x, 3, head_axis=-2, role="query"))
@@ -23,8 +23,7 @@ def test_the_plan_is_static_and_hashable():
     assert RotaryPlan(plan.layers, "interleaved") == plan and "parameters" not in repr(plan)
 
 
-def test_a_plan_made_by_hand():
-    """It has names and shapes of parameters, and no settings to write."""
+def test_a_plan_made_by_hand_has_parameters_and_no_config():
     learned = functools.partial(RotaryLayer, pe.geometric(6), head_dim=8, learned_log_factor="alpha")
     scale = HeadScale("layers.{layer}.s", "layers.{layer}.b", num_heads=3)
     plan = RotaryPlan((learned(query_scale=scale), learned()), "half", rotates_values=True)
@@ -43,7 +42,7 @@ def test_a_plan_made_by_hand():
         QueryScale(1 / np.log(2048), 2048, 1, "log"),
     ],
 )
-def test_query_scale(scale):
+def test_a_query_scale_is_its_formula_at_integers_and_at_floats(scale):
     positions = [0, 1, 2, 3, 8190, 8191, 8192, 16383, 16384, 131071, 10**6, 2**31 - 2, 2**31 - 1]
     want = query_scale(positions, scale.coefficient, scale.period, scale.offset, scale.variant)
     positions = np.array(positions, np.int32)
@@ -53,7 +52,8 @@ def test_query_scale(scale):
     np.testing.assert_array_equal(of_floats, got[:10])  # which float32 holds
 
 
-def test_a_query_scale_outside_of_a_program():
+def test_a_query_scale_holds_python_numbers():
     scale = QueryScale(np.float64(0.1), np.int64(4))  # type: ignore
     assert type(scale.coefficient) is float and type(scale.period) is int
-    assert scale(np.float32(9)) == jax.jit(QueryScale(0.1, 4))(np.float32(9))  # under strict promotion
+    with pytest.raises(ValueError, match="QueryScale: offset must be below the period, 4, got 4"):
+        QueryScale(0.1, 4, 4)

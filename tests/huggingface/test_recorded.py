@@ -1,66 +1,41 @@
-"""Rotary embeddings beside what transformers computed: recorded values, with their provenance in the files."""
+"""`rotary_from_config` beside transformers: recorded values, whose files name the releases.
 
+Every model type has the layout, the rotating layers, the frequencies and the defaults of its class. Every rope type has
+the true frequencies. The layers of models rotate queries and keys, and scale them, as theirs do.
+"""
+
+import math
+
+import jax
 import numpy as np
 import pytest
 
-from helpers import rope as checks
-from helpers.tiers import slow
-from oracles import recorded
-from posenc_jax import hf
+import posenc_jax as pe
+from helpers.rope import bound_of_float32
+from oracles import recorded, rotations, spectra
+from posenc_jax.hf import frequencies_from_rope_parameters, plan_to_config, rotary_from_config
 
-SPECTRA = recorded.cases("hf_frequencies")
+# Model types
+
+
 TYPES = recorded.cases("hf_model_types")
-MODELS = recorded.rotations()["models"]
 # Keys that the classes of these types fill in, and that their cases say.
 FILLED = "rope_parameters", "layer_types", "layers_block_type"
 # Types whose cases say something else than their classes.
 OTHERWISE = set(
-    "cohere_compass_text deepseek_v4 dory glm4v_text glm_image_text granitemoehybrid lfm2_moe minimax minimax_m3_vl_text "
-    "qwen4_exp_text zamba2".split()
+    "cohere_compass_text deepseek_v4 dory glm4v_text glm_image_text granitemoehybrid lfm2_moe minimax "
+    "minimax_m3_vl_text qwen4_exp_text zamba2".split()
 )
 LEFT_OUT = [(case["config"], key) for case in TYPES for key in FILLED if key in case["config"]]
 LEFT_OUT = [(config, key) for config, key in LEFT_OUT if config["model_type"] not in OTHERWISE]
 # Their patterns follow from nothing that a config says.
 MUST_LIST = set("flint laguna lfm3 mellum mimo_v2_flash zaya".split())
-TURNING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
-
-
-def kind_of(name, index):
-    model, layer = MODELS[name], MODELS[name]["layers"][index]
-    rope = layer["rope"]
-    return model["layout"], model["part"], rope["rope_type"], "mrope_section" in rope, layer["attention_factor"] != 1
-
-
-FIRST = list({kind_of(*case): case for case in reversed(TURNING)}.values())  # of each kind
-
-
-@pytest.mark.parametrize("case", SPECTRA, ids=lambda case: case["name"])
-def test_frequencies_by_hand_and_from_the_configuration(case):
-    config = case["config"]
-    rope, limit = config["rope_parameters"], config["max_position_embeddings"]
-    by_hand = checks.functions_of(rope, case["head_dim"], limit, case["length"])
-    checks.check_spectrum(by_hand, case)
-    plan = hf.rotary_from_config(config, length=case["length"])
-    assert {layer.frequencies for layer in plan.layers} == {by_hand}
-    settings = rope | {"max_position_embeddings": limit}
-    alone = hf.frequencies_from_rope_parameters(case["head_dim"], rope["rope_theta"], settings, length=case["length"])
-    assert alone == by_hand
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_plans(name):
-    checks.check_plan(MODELS[name])
-
-
-@pytest.mark.parametrize(("name", "index"), [case if case in FIRST else slow(*case) for case in TURNING])
-def test_rotations(name, index):
-    checks.check_layer(MODELS[name], index)
 
 
 @pytest.mark.parametrize("case", TYPES, ids=lambda case: case["config"]["model_type"])
-def test_what_a_configuration_leaves_out(case):
-    plan = hf.rotary_from_config(case["config"], length=4096)
-    assert hf.rotary_from_config(hf.plan_to_config(plan), length=plan.length) == plan
+def test_a_model_type_has_the_values_of_its_class(case):
+    plan = rotary_from_config(case["config"], length=4096)
+    assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan
     assert plan.layout == (case["layout"] or plan.layout)
     if case["turns"]:
         assert [layer.rotary_dim > 0 for layer in plan.layers] == list(map(bool, case["turns"]))
@@ -71,35 +46,77 @@ def test_what_a_configuration_leaves_out(case):
         np.reshape(x, (-1, 3)).T[[0, 2, 1]] for x in (ours, case["spectra"])
     )
     np.testing.assert_array_equal(exact, wanted)
-    np.testing.assert_allclose(slowest, slowest_wanted, rtol=checks.bound_of_float32(1e8))
+    np.testing.assert_allclose(slowest, slowest_wanted, rtol=bound_of_float32(1e8))
 
 
 @pytest.mark.parametrize(("config", "key"), LEFT_OUT, ids=[f"{config['model_type']}-{key}" for config, key in LEFT_OUT])
-def test_what_a_class_fills_in(config, key):
-    """Each case has the defaults of the class but for a few lists of layers."""
+def test_a_key_left_out_has_the_value_of_the_class(config, key):
     rest = {name: value for name, value in config.items() if name != key}
     if key != "rope_parameters" and config["model_type"] in MUST_LIST:
         with pytest.raises(ValueError, match="layer_types is missing"):
-            hf.rotary_from_config(rest, length=4096)
+            rotary_from_config(rest, length=4096)
     else:
-        assert hf.rotary_from_config(rest, length=4096) == hf.rotary_from_config(config, length=4096)
+        assert rotary_from_config(rest, length=4096) == rotary_from_config(config, length=4096)
 
 
-def test_each_rope_type_is_recorded():
-    kinds = {case["config"]["rope_parameters"]["rope_type"] for case in SPECTRA}
-    assert kinds == {"default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"}
+# Rope types
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("GPT-J", {"layout": "half"}),
-        ("Llama 2", {"positions": MODELS["Llama 2"]["positions"] + 1}),
-        ("Qwen3-VL", {"positions": MODELS["Qwen3-VL"]["positions"][..., [0, 2, 1]]}),
-        ("Phi-3, short", {"plan": checks.plan_of(MODELS["Phi-3, long"])}),
-    ],
-)
-def test_another_reading_is_far_from_what_is_recorded(name, changes):
-    layer = checks.Layer(MODELS[name])
-    assert np.max(layer.apart(layer.ours(lambda f: f, **changes)[0], layer.reference)) > 0.1
+@pytest.mark.parametrize("case", recorded.cases("hf_frequencies"), ids=lambda case: case["name"])
+def test_frequencies_are_the_true_ones_and_those_of_transformers(case):
+    """Within 2⁻¹²⁷ cycles of the truth, and within a float32 computation of transformers."""
+    config, head_dim, length = case["config"], case["head_dim"], case["length"]
+    rope, limit = config["rope_parameters"], config["max_position_embeddings"]
+    settings = rope | {"max_position_embeddings": limit}
+    found = frequencies_from_rope_parameters(head_dim, rope["rope_theta"], settings, length=length)
+    assert {layer.frequencies for layer in rotary_from_config(config, length=length).layers} == {found}
+    omega, amplitude = spectra.from_parameters(rope, head_dim, limit, length)
+    assert max(abs(a - b) for a, b in zip(found.cycles, spectra.turns(omega), strict=True)) <= 2
+    for factor in (found.attention_factor, case["attention_factor"]):
+        assert abs(factor - amplitude) <= 4e-16 * amplitude
+    np.testing.assert_allclose(case["frequencies"], found.angular, rtol=bound_of_float32(rope["rope_theta"]), atol=0)
+
+
+# Models
+
+
+MODELS = recorded.rotations()["models"]
+ROTATING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
+
+
+def plan_of(model):
+    return rotary_from_config(model["config"], length=int(model["positions"].max()) + 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_which_layers_rotate_and_how_they_are_scaled(name):
+    model = MODELS[name]
+    plan = plan_of(model)
+    assert (plan.layout, plan.part, len(plan.layers)) == (model["layout"], model["part"], len(model["layers"]))
+    for ours, theirs in zip(plan.layers, model["layers"], strict=True):
+        scale = theirs["softmax_scale"] * math.sqrt(theirs["q_attended"].shape[-1]) if plan.part == "last" else 1
+        assert plan.softmax_scale == pytest.approx(scale, rel=1e-15)
+        assert ours.head_dim == theirs["q_attended"].shape[-1]
+        assert (ours.rotary_dim > 0) == theirs["turns"]
+        np.testing.assert_array_equal(theirs["k_attended"], theirs["k_rotated"])
+        factor = ours.query_scale(model["scale_positions"])[:, None, :, None] if ours.query_scale else 1
+        np.testing.assert_allclose(factor * theirs["q_rotated"], theirs["q_attended"], rtol=3e-7)
+
+
+@pytest.mark.parametrize(("name", "index"), ROTATING)
+def test_a_layer_rotates_as_in_transformers(name, index):
+    """Within 1e-6 of each pair's length, by frequencies in float32 that transformers computed."""
+    model, plan = MODELS[name], plan_of(MODELS[name])
+    theirs, frequencies = model["layers"][index], plan.layers[index].frequencies
+    base, amplitude = theirs["rope"]["rope_theta"], theirs["attention_factor"]
+    np.testing.assert_allclose(theirs["frequencies"], frequencies.angular, rtol=bound_of_float32(base), atol=0)
+    assert frequencies.attention_factor == pytest.approx(amplitude, rel=4e-16)
+    rounded = frequencies.with_precision("float32").with_angular(theirs["frequencies"])
+    rotate = jax.jit(lambda x, p: pe.rotary(x, p, rounded, layout=plan.layout, part=plan.part, head_axis=-3))
+    for role in "qk":
+        x, width = theirs[role], frequencies.dim
+        *pair, _ = rotations.split(x, width, plan.layout, plan.part)
+        *got, rest = rotations.split(rotate(x, np.int32(model["positions"])), width, plan.layout, plan.part)
+        *want, rest_wanted = rotations.split(theirs[f"{role}_rotated"], width, model["written"], plan.part)
+        np.testing.assert_array_equal(rest, rest_wanted)
+        assert np.all(np.hypot(*np.subtract(got, want)) <= 1e-6 * amplitude * np.hypot(*pair))

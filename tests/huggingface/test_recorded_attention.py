@@ -10,8 +10,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers import pages
-from helpers.quick import quick
-from helpers.tiers import tiered
+from helpers.tiers import slow
 from oracles import recorded
 
 CASES = {f"{case['class']}, layer {case['layer']}": case for case in recorded.cases("hf_attention")}
@@ -22,7 +21,8 @@ ROWS = {
     for model, options, _ in pages.rows("docs/attention_models.md", "model | options")
 }
 # Two float32 programs: of outputs and gradients, which are of order 1.
-TOLERANCE, CHANGED = 5e-6, 0.1
+TOLERANCE = 5e-6
+FEW = "GptOssAttention, layer 0", "Gemma2Attention, layer 1"
 
 
 def operands(case):
@@ -46,30 +46,14 @@ def attend(given, **options):
     return pe.attention(given["query"], given["key"], given["value"], **{"sinks": given.get("sinks")} | options)
 
 
-@pytest.mark.parametrize("name", tiered(CASES, ["GptOssAttention, layer 0", "Gemma2Attention, layer 1"]))
+@pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in CASES])
 def test_outputs_and_gradients(name):
     case = CASES[name]
 
-    @quick
+    @jax.jit
     def with_gradients(given, cotangent):
         y, pull = jax.vjp(functools.partial(attend, **options_of(case)), given)
         return {"output": y} | {f"{name}_grad": x for name, x in pull(cotangent)[0].items()}
 
     for name, x in with_gradients(operands(case), np.float32(case["cotangent"])).items():
         np.testing.assert_allclose(x, case[name], rtol=0, atol=TOLERANCE, err_msg=name)
-
-
-# Options that leave out or mistake what a model does
-CONTROLS = {
-    "a window of one more": ("GptOssAttention, layer 0", {"window": (3, None)}),
-    "no sinks": ("GptOssAttention, layer 0", {"sinks": None}),
-    "no cap": ("Gemma2Attention, layer 1", {"logits_soft_cap": None}),
-    "the usual scale": ("Gemma2Attention, layer 1", {"scale": None}),
-}
-
-
-@pytest.mark.parametrize(("name", "changes"), CONTROLS.values(), ids=CONTROLS)
-def test_other_options_give_other_outputs(name, changes):
-    case = CASES[name]
-    y = quick(functools.partial(attend, **options_of(case) | changes))(operands(case))
-    assert np.max(np.abs(np.asarray(y) - np.array(case["output"]))) > CHANGED

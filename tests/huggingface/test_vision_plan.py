@@ -7,22 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers.quick import quick
 from posenc_jax.hf import PatchGrid, RotaryLayer, RotaryPlan, VisionPlan, vision_rotary_from_config
 
 RNG = np.random.default_rng(0)
-GEMMA = vision_rotary_from_config({"model_type": "gemma4_vision", "head_dim": 16, "num_hidden_layers": 2})
 LAYERS = (RotaryLayer(pe.axial(8, 2), head_dim=8),) * 2
-DIFFER = VisionPlan(LAYERS, "half", grids=(PatchGrid(merge=2, window=2), PatchGrid()))
 
 
 def at(shape, **grid):
     return np.asarray(VisionPlan(LAYERS[:1], "half", grids=(PatchGrid(**grid),)).positions(shape))
-
-
-# Positions, against loops
 
 
 def squares(rows, columns, side):
@@ -33,23 +29,22 @@ def squares(rows, columns, side):
 
 
 @pytest.mark.parametrize(("merge", "height", "width"), [(2, 2, 2), (2, 4, 6), (2, 14, 6), (1, 5, 7)])
-def test_squares_and_windows(merge, height, width):
-    for window in (0, 1, 2, 3):
-        want = []
-        for rows, columns in squares(range(height), range(width), merge * window or 99):
-            for inner_rows, inner_columns in squares(rows, columns, merge):
-                want += [[r, c] for r in inner_rows for c in inner_columns]
-        np.testing.assert_array_equal(at((3, height, width), merge=merge, window=window), want * 3)
+@pytest.mark.parametrize("window", [0, 1, 2, 3])
+def test_patches_follow_each_other_in_squares_and_windows(merge, height, width, window):
+    want = []
+    for rows, columns in squares(range(height), range(width), merge * window or 99):
+        for inner_rows, inner_columns in squares(rows, columns, merge):
+            want += [[r, c] for r in inner_rows for c in inner_columns]
+    np.testing.assert_array_equal(at((3, height, width), merge=merge, window=window), want * 3)
+
+
+OUTSIDE = [[0, 0], [0, 0], [1, 1], [1, 2], [1, 1], [1, 2], [0, 0]]
 
 
 @pytest.mark.parametrize(
     ("shape", "grid", "want"),
     [
-        (
-            (2, 1, 2),
-            {"leading": 2, "trailing": 1, "offset": 1},
-            np.array([[0, 0, 1, 1, 1, 1, 0], [0, 0, 1, 2, 1, 2, 0]]).T,
-        ),
+        ((2, 1, 2), {"leading": 2, "trailing": 1, "offset": 1}, OUTSIDE),
         ((9, 9), {"inside": 2}, [*np.ndindex(2, 2)]),
         ((2, 2, 2), {"timed": True, "merge": 2}, [*np.ndindex(2, 2, 2)]),  # one square for each frame
         ((3, 5), {"centres": True}, [[(2 * r + 1) / 3 - 1, (2 * c + 1) / 5 - 1] for r, c in np.ndindex(3, 5)]),
@@ -62,24 +57,24 @@ def test_where_tokens_are(shape, grid, want):
 
 
 def test_plans_are_values():
-    again = pickle.loads(pickle.dumps(DIFFER))
-    assert again == DIFFER and hash(again) == hash(DIFFER) and again.grids == DIFFER.grids
-    assert RotaryPlan(LAYERS, "half") != DIFFER and jax.tree.leaves(DIFFER) == []
-    assert DIFFER.positions((4, 4), np.int32(1))[2].tolist() == [0, 2]
-    assert jax.jit(lambda plan: plan.positions((4, 4), 0))(DIFFER)[2].tolist() == [1, 0]
+    plan = VisionPlan(LAYERS, "half", grids=(PatchGrid(merge=2, window=2), PatchGrid()))
+    again = pickle.loads(pickle.dumps(plan))
+    assert again == plan and hash(again) == hash(plan) and again.grids == plan.grids
+    assert RotaryPlan(LAYERS, "half") != plan and jax.tree.leaves(plan) == []
+    assert plan.positions((4, 4), np.int32(1))[2].tolist() == [0, 2]
+    assert jax.jit(lambda plan: plan.positions((4, 4), 0))(plan)[2].tolist() == [1, 0]
 
 
-# Slices of a head, which are those of Gemma 4 as recorded
+def test_slices_rotate_with_heads_anywhere():
+    """They are those of Gemma 4, whose values are recorded."""
+    plan = vision_rotary_from_config({"model_type": "gemma4_vision", "head_dim": 16, "num_hidden_layers": 2})
+    x, p = RNG.normal(size=(2, 15, 4, 16)).astype(np.float32), np.asarray(plan.positions((3, 5)))
 
-
-def test_slices_with_heads_anywhere():
-    x, p = RNG.normal(size=(2, 15, 4, 16)).astype(np.float32), np.asarray(GEMMA.positions((3, 5)))
-
-    @quick
+    @jax.jit
     def each(x, layer, beyond):
-        rotate, heads_first = functools.partial(GEMMA.rotate, head_axis=-2), x.swapaxes(1, 2)
-        alone, swapped = (GEMMA.rotate(heads_first, 0, p, head_axis=axis).swapaxes(1, 2) for axis in (None, -3))
-        grouped = GEMMA.rotate(x.reshape(2, 15, 2, 2, 16), 0, p, head_axis=(-3, -2)).reshape(x.shape)
+        rotate, heads_first = functools.partial(plan.rotate, head_axis=-2), x.swapaxes(1, 2)
+        alone, swapped = (plan.rotate(heads_first, 0, p, head_axis=axis).swapaxes(1, 2) for axis in (None, -3))
+        grouped = plan.rotate(x.reshape(2, 15, 2, 2, 16), 0, p, head_axis=(-3, -2)).reshape(x.shape)
         others = rotate(x, 1, p), rotate(x, 0, np.stack([p, p])), rotate(x, layer, p)
         return alone, (swapped, grouped, *others), rotate(x, beyond, p)
 
@@ -89,10 +84,8 @@ def test_slices_with_heads_anywhere():
     assert np.isnan(none).all()
 
 
-# Learned tables, whose rows are recorded too
-
-
-def test_rows_of_a_table():
+def test_rows_of_a_table_follow_the_patches():
+    """Their values are recorded too."""
     tower = functools.partial(VisionPlan, LAYERS[:1], "half", grids=(PatchGrid(inside=3),))
     table, square = np.arange(16, dtype=np.float32).reshape(4, 4, 1), tower(table="linear_aligned")
     assert tower().table == "unknown" and tower(table="none").resampling is None
@@ -101,3 +94,11 @@ def test_rows_of_a_table():
     square.resampling.clear()  # the caller's own
     assert square.resampling == {"method": "linear", "antialias": False, "align_corners": True}
     assert jax.eval_shape(rows, square, table.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("spec", [P("d"), P(None, "d")], ids=["rows", "columns"])
+def test_a_table_must_be_whole(on_cpu, spec):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
+    plan = VisionPlan(LAYERS[:1], "half", grids=(PatchGrid(),), table="linear")
+    with jax.set_mesh(mesh), pytest.raises(ValueError, match="table must not be sharded along axis"):
+        plan.table_rows(jax.device_put(np.ones((4, 4, 1), np.float32), spec), (2, 2))
