@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from helpers.quick import quick
-
 
 def drawn(seed: int, name: str, shape: Any, deviation: float | None = None) -> np.ndarray:
     """Normal float32 numbers; NumPy promises that those of a RandomState never change."""
@@ -45,7 +43,7 @@ def options(case: dict[str, Any]) -> dict[str, Any]:
 
 def output(layer: Callable[..., Any], case: dict[str, Any], block_size: int) -> Any:
     x, weights, _ = inputs(case)
-    return quick(lambda x, weights: layer(x, weights, **options(case), block_size=block_size))(x, weights)
+    return jax.jit(lambda x, weights: layer(x, weights, **options(case), block_size=block_size))(x, weights)
 
 
 def output_and_gradients(layer: Callable[..., Any], case: dict[str, Any], block_size: int) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def output_and_gradients(layer: Callable[..., Any], case: dict[str, Any], block_
         of_hidden, of_tables = back(cotangent)
         return {"output": y, "gradients": {"hidden": of_hidden} | of_tables}
 
-    return quick(both)(x, weights, cotangent)
+    return jax.jit(both)(x, weights, cotangent)
 
 
 def difference(got: Any, want: Any, case: dict[str, Any], of_tokens: bool = False) -> float:
