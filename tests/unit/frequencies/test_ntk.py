@@ -46,7 +46,7 @@ def dynamic(dim, base, factor, original_max):
     return lambda length: pe.dynamic_ntk(dim, base, factor, original_max, length)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.5, 2.0**96])
+@pytest.mark.parametrize("factor", [1.0, 1.5, 1e6])
 @pytest.mark.parametrize(("dim", "base"), [(4, 1e4), (64, 15e4)])
 @pytest.mark.parametrize("original_max", [1, 2048])
 def test_a_traced_length_gives_each_frequency_to_a_few_units(dim, base, original_max, factor):

@@ -83,11 +83,11 @@ LAST = "positions must have a last axis of size 2, one coordinate for each axis 
         (X, AT[:, None, :3].repeat(2, 1), TWO, ValueError, f"{LAST} (2, 2, 3); pass positions[..., None] if all"),
         (X[:, :2], AT[:, :2], TWO, ValueError, "positions of shape (2, 2) must have 3 axes with frequencies of 2 axes"),
         (
-            X.repeat(2, 0)[:3],
-            AT[:, None].repeat(3, 1),
+            X.repeat(2, 0)[:3, :2],
+            AT[:, None, :2].repeat(3, 1),
             TWO,
             ValueError,
-            "positions of shape (2, 3, 5) must have the axis of",
+            "positions of shape (2, 3, 2) must have the axis of",
         ),
     ],
 )

@@ -78,7 +78,7 @@ NAMED = {
         lambda: pe.rotary(X, base=1e4, head_axis=-2),
         r"rotary: base must be given as frequencies=geometric\(width, 10000.0\), got base=10000.0",
     ),
-    "an argument without its name": (lambda: hf.QueryScale(0.1, 0), "QueryScale: period must be at least 1, got 0"),
+    "a dataclass of plans": (lambda: hf.QueryScale(0.1, 0), "QueryScale: period must be at least 1, got 0"),
 }
 
 
