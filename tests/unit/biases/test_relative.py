@@ -94,13 +94,6 @@ def test_positions_of_other_dtypes(dtype):
     np.testing.assert_array_equal(got, biases.relative(grid, grid, table))
 
 
-def test_a_narrow_table_gives_float32():
-    grid, table = grid_of((3, 4)), table_of((3, 4)).astype(jnp.bfloat16)
-    got = pe.relative_position_bias(grid, grid, table, prefix=np.ones((3, HEADS), np.float32))
-    assert got.dtype == np.float32
-    np.testing.assert_array_equal(got, biases.relative(grid, grid, table.astype(np.float32)))
-
-
 def test_tiles_and_batches_have_the_bits_of_the_whole():
     grid = np.pad(grid_of((4, 5)), ((1, 0), (0, 0)), constant_values=-1)
     f = functools.partial(pe.relative_position_bias, table=table_of((4, 5)), prefix=normal(3, HEADS))

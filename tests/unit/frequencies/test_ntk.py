@@ -84,7 +84,7 @@ def test_every_integer_dtype_of_a_length(dtype, traced):
 
 
 def test_a_traced_length_beyond_int32():
-    f = dynamic(16, 1e4, 8, 2048)
+    f = jax.jit(dynamic(16, 1e4, 8, 2048))
     longest, long = f(jnp.uint32(2**32 - 1)), f(np.int32(2**31 - 1))
     np.testing.assert_allclose(longest, np.asarray(long) * 0.5 ** (np.arange(8) / 7), rtol=1e-6)
 

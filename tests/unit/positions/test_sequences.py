@@ -27,7 +27,7 @@ RNG = np.random.default_rng(0)
 def test_segments(shape, padding):
     ids = RNG.integers(-2, 3, shape).repeat(3, axis=-1)[..., : shape[-1]].astype(np.int32)
     got = jax.jit(functools.partial(pe.positions_from_segments, padding=padding))(ids)
-    rows = [loops.segments(row, padding) for row in ids.reshape(-1, shape[-1]).tolist()]
+    rows = [loops.segments(row, padding) for row in ids.reshape(int(np.prod(shape[:-1])), shape[-1]).tolist()]
     assert got.dtype == np.int32
     np.testing.assert_array_equal(got, np.reshape(rows, shape))
 
@@ -188,5 +188,6 @@ def test_paddings_that_raise(padding, error, match):
 
 
 def test_concrete_lengths_raise_in_a_program_too():
+    lengths = jnp.int32(IDS)
     with pytest.raises(ValueError, match="^positions_from_lengths: lengths must sum to at most total = 3, got 4"):
-        jax.eval_shape(lambda: pe.positions_from_lengths(jnp.int32(IDS), 3))
+        jax.eval_shape(lambda: pe.positions_from_lengths(lengths, 3))
