@@ -23,7 +23,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from oracles import encodings, spectra
-from posenc_jax import kernels, nnx
+from posenc_jax import kernels
 
 
 @pytest.mark.parametrize("endpoint", [False, True])
@@ -173,17 +173,9 @@ SHAPES = {
     "phase_constants": (lambda p, f: kernels.phase_constants(f), (6, 0)),
     "rotary": (lambda p, f: pe.rotary(jnp.ones((2, 5, 3, 0)), p, f, head_axis=-2), (2, 5, 3, 0)),
     "xpos": (lambda p, f: pe.xpos(*[jnp.ones((2, 5, 3, 0))] * 2, p, f, head_axis=-2)[1], (2, 5, 3, 0)),
+    "prope": (lambda p, f: pe.prope(jnp.ones((1, 3, 0)), jnp.eye(4), role="key", head_axis=-2), (1, 3, 0)),
     "shift": (lambda p, f: pe.shift(jnp.ones((2, 5, 0)), p, f), (2, 5, 0)),
     "add_sinusoidal": (lambda p, f: pe.add_sinusoidal(jnp.ones((2, 5, 0)), p, f), (2, 5, 0)),
-}
-MODULES = {
-    "RotaryEncoding": (lambda: nnx.RotaryEncoding(0, head_axis=-2)(jnp.ones((2, 5, 3, 0))), (2, 5, 3, 0)),
-    "SinusoidalEncoding": (lambda: nnx.SinusoidalEncoding(0)(jnp.ones((2, 5, 0))), (2, 5, 0)),
-    "prope": (lambda: pe.prope(jnp.ones((1, 3, 0)), jnp.eye(4), role="key", head_axis=-2), (1, 3, 0)),
-    "timestep_embedding of the zero that fills an odd width": (
-        lambda: pe.timestep_embedding(jnp.ones(5), 1, scale=1.0),
-        (5, 1),
-    ),
 }
 
 
@@ -192,12 +184,6 @@ MODULES = {
 def test_what_no_features_give(name, frequencies):
     call, shape = SHAPES[name]
     assert jax.eval_shape(functools.partial(call, f=frequencies), np.zeros((2, 5), np.int32)).shape == shape
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_what_no_features_give_in_modules(name):
-    call, shape = MODULES[name]
-    assert jax.eval_shape(call).shape == shape
 
 
 F = pe.geometric(12)
