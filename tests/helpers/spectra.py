@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 import posenc_jax as pe
@@ -16,15 +15,6 @@ from oracles import spectra
 from oracles.spectra import Real, exact_turns, floats
 
 WIDTHS = [(4, 10_000.0), (8, 10.0), (64, 150_000.0), (128, 500_000.0)]
-
-
-def count_traces(positions: np.ndarray, spectra_of_calls: Iterable[pe.Frequencies]) -> int:
-    """How often a jitted function of frequencies is traced for these calls; equal ones are traced once."""
-    traces = []
-    encode = jax.jit(lambda p, f: traces.append(f) or pe.sinusoidal(p, f))
-    for frequencies in spectra_of_calls:
-        encode.trace(positions, frequencies)
-    return len(traces)
 
 
 def assert_exact(got: pe.Frequencies, omegas: Iterable[Real], units: float = 2.01) -> None:
@@ -43,7 +33,8 @@ class Scaling(NamedTuple):
     formula: Callable[[], tuple[list[Real], Real]]
 
 
-def _scaling(width: int, base: Real, settings: dict[str, Any], length: int) -> Scaling:
+def scaling(width: int, base: Real, settings: dict[str, Any], length: int = 10_000) -> Scaling:
+    """Of settings with the name of the scaling as their type; a setting of None is the length."""
     settings = {name: length if value is None else value for name, value in settings.items()}
     function, arguments = scaling_call(width, base, **settings)
     call = inspect.signature(function).bind(**arguments)
@@ -51,4 +42,4 @@ def _scaling(width: int, base: Real, settings: dict[str, Any], length: int) -> S
     return Scaling(function, call.arguments, partial(spectra.SCALINGS[settings.pop("type")], width, base, **settings))
 
 
-SCALINGS = {label: _scaling(*tried, length=10_000) for label, tried in spectra.SCALED.items()}
+SCALINGS = {label: scaling(*tried) for label, tried in spectra.SCALED.items()}

@@ -1,4 +1,9 @@
-"""Errors name the outermost public function and are plain otherwise; public functions look like ordinary ones."""
+"""Errors about arguments, and public functions.
+
+- An error begins with the name of the outermost public function; a function of the caller's that it calls names its own.
+- Errors of the caller's functions and of JAX pass untouched; an error about an argument shows one frame of the package.
+- Public functions look like ordinary ones, pickle, and compile no program to convert NumPy's arrays.
+"""
 
 import functools
 import importlib
@@ -9,7 +14,6 @@ import subprocess
 import sys
 import traceback
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,26 +43,29 @@ def positional(bias=None, rotation=8, make=nnx_modules.positional_attention):
 NAMED = {
     "a function": (lambda: pe.rotary(X, layout="x", head_axis=-2), "rotary: layout must be one of"),
     "a function that another calls": (lambda: pe.sinusoidal(0, -1), r"sinusoidal: frequencies \(a width\) must be at"),
-    "under jit": (lambda: jax.jit(functools.partial(pe.rotary, head_axis=-2), static_argnames="layout")(X, layout="x"), "rotary: layout must be one of"),
+    "under jit": (
+        lambda: jax.jit(functools.partial(pe.rotary, layout="x", head_axis=-2))(X),
+        "rotary: layout must be one of",
+    ),
     "in a derivative": (lambda: jax.grad(lambda x: pe.shift(x, 1, 6).sum())(X), "shift: frequencies of width 6 must"),
     "a class": (lambda: pe.Frequencies((1,), 3), "Frequencies: dim must be 2 or 1 for 1 pairs, got 3"),
     "a method": (lambda: pe.geometric(4).with_angular([1.0]), "Frequencies.with_angular: angular must hold 2 numbers"),
     "a bias of attention": (lambda: attend(lambda i, j: pe.alibi(i, j, 0)), "alibi: heads must be at least 1, got 0"),
-    "what a bias returns": (lambda: attend(lambda i, j: pe.alibi(i, j, 2)), r"attention: bias of shape \(2, 5, 5\) must"),
+    "what a bias returns": (
+        lambda: attend(lambda i, j: pe.alibi(i, j, 2)),
+        r"attention: bias of shape \(2, 5, 5\) must",
+    ),
     "a bias of attention in a bias": (
         lambda: attend(lambda i, j: attend(lambda i, j: pe.alibi(i, j, 0))[0, :, :, 0]),
         "alibi: heads must be at least 1, got 0",
     ),
-    "rotary in NNX": (lambda: positional(rotation=16), "positional_attention: frequencies of width 16 must fit"),
-    "rotary in Linen": (
-        lambda: positional(rotation=16, make=linen.positional_attention),
+    "a rotation in a module": (
+        lambda: positional(rotation=16),
         "positional_attention: frequencies of width 16 must fit",
     ),
-    "a bias in NNX": (lambda: positional(lambda i, j: pe.t5(i, j, X[0, 0].T, max_distance=1)), "t5: max_distance must"),
-    "settings of an NNX module": (lambda: nnx_modules.RotaryEncoding(7, head_axis=-2), "RotaryEncoding: frequencies must"),
-    "a call of an NNX module": (
-        lambda: nnx_modules.T5Bias(2, num_buckets=7, rngs=nnx.Rngs(0))(np.arange(2), np.arange(2)),
-        "t5: table must have an even number of rows",
+    "settings of an NNX module": (
+        lambda: nnx_modules.RotaryEncoding(7, head_axis=-2),
+        "RotaryEncoding: frequencies must",
     ),
     "a method of an NNX module": (
         lambda: nnx_modules.SinusoidalEncoding(8).table(0),
@@ -66,29 +73,24 @@ NAMED = {
     ),
     "settings of a Linen module": (lambda: linen.LearnedEncoding(0, 8), "LearnedEncoding: num_embeddings must be at"),
     "a config": (lambda: hf.rotary_from_config({"head_dim": 8}), "rotary_from_config: num_hidden_layers or"),
-    "a dataclass of plans": (lambda: hf.QueryScale(0.1, 0), "QueryScale: period must be at least 1, got 0"),
     "a figure": (lambda: plot.spectrum({"a": pe.axial(8, 0)}), "axial: num_axes must be at least 1, got 0"),
-}  # fmt: skip
+    "a base where frequencies hold it": (
+        lambda: pe.rotary(X, base=1e4, head_axis=-2),
+        r"rotary: base must be given as frequencies=geometric\(width, 10000.0\), got base=10000.0",
+    ),
+    "a dataclass of plans": (lambda: hf.QueryScale(0.1, 0), "QueryScale: period must be at least 1, got 0"),
+}
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_outermost_public_function_is_named(name):
     call, message = NAMED[name]
-    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}") as error:
         call()
+    assert type(error.value) in (TypeError, ValueError)
 
 
 # Plain errors
-
-
-@pytest.mark.parametrize(
-    ("call", "error"),
-    [(lambda: pe.rotary(X, layout="x", head_axis=-2), ValueError), (lambda: pe.rotary(1.0, head_axis=-2), TypeError)],
-)
-def test_errors_are_those_of_python(call, error):
-    with pytest.raises(error) as found:
-        call()
-    assert type(found.value) is error and str(found.value).startswith("rotary: ")
 
 
 class CallersError(ValueError):
@@ -109,33 +111,21 @@ class Config:
         self.to_dict = raising(error)
 
 
-class Submodule(nn.Module):
-    """A Linen module whose bias fails."""
-
-    error: Exception
-
-    @nn.compact
-    def __call__(self):
-        return linen.positional_attention(bias=raising(self.error))(X, X, X)
-
-
 # What calls a function of the caller's
 CALLS = {
     "attention": lambda error: attend(raising(error)),
-    "positional_attention, NNX": lambda error: positional(raising(error)),
-    "positional_attention, Linen": lambda error: Submodule(error).init(KEY),
-    "positional_attention, content": lambda error: nnx_modules.positional_attention(rotation=8, content_bias=raising(error))(X, X, X),
-    "ContentBias, NNX": lambda error: nnx_modules.ContentBias(3, 8, source="key", scale=1.0, embedding_init=raising(error), rngs=nnx.Rngs(0)),
-    "LearnedEncoding, NNX": lambda error: nnx_modules.LearnedEncoding(4, 8, embedding_init=raising(error), rngs=nnx.Rngs(0)),
-    "T5Bias, NNX": lambda error: nnx_modules.T5Bias(2, embedding_init=raising(error), rngs=nnx.Rngs(0)),
-    "KERPLE, NNX": lambda error: nnx_modules.KERPLE(2, r1_init=raising(error), rngs=nnx.Rngs(0)),
-    "FIRE, NNX": lambda error: nnx_modules.FIRE(2, kernel_init=raising(error), rngs=nnx.Rngs(0)),
-    "LearnedEncoding, Linen": lambda error: linen.LearnedEncoding(4, 8, embedding_init=raising(error)).init(KEY, X[0, 0]),
+    "positional_attention": lambda error: positional(raising(error)),
+    "LearnedEncoding, NNX": lambda error: nnx_modules.LearnedEncoding(
+        4, 8, embedding_init=raising(error), rngs=nnx.Rngs(0)
+    ),
+    "LearnedEncoding, Linen": lambda error: linen.LearnedEncoding(4, 8, embedding_init=raising(error)).init(
+        KEY, X[0, 0]
+    ),
     "rotary_from_config": lambda error: hf.rotary_from_config(Config(error)),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("make", [ZeroDivisionError, ValueError, TypeError, CallersError])
+@pytest.mark.parametrize("make", [ValueError, CallersError])
 @pytest.mark.parametrize("name", CALLS)
 def test_errors_of_the_callers_functions_pass_untouched(name, make):
     error = make("of the caller")
@@ -185,11 +175,6 @@ def test_a_public_function_looks_like_an_ordinary_one(name):
     assert f.__doc__ and f.__doc__ == f.__wrapped__.__doc__
     assert inspect.signature(f) == inspect.signature(f.__wrapped__)
     assert f"def {plain}(" in inspect.getsource(f)
-
-
-def test_every_public_function_is_looked_at():
-    every = sum(len(module.__all__) for module in (pe, kernels, plot)) - 2  # but for two classes
-    assert len(FUNCTIONS) == every + 5 + 2  # of hf five, and of each stack one
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -1,4 +1,4 @@
-"""Softplus and e^x − 1 beside their formulas in float64; softplus operation by operation in NumPy, which contracts nothing."""
+"""Softplus and e^x − 1 beside their formulas in float64; softplus also bit by bit in NumPy, which contracts nothing."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,12 @@
-"""Positions of text, images and videos, against loops and what transformers' own functions gave."""
+"""Positions of text, images and videos, against loops and what transformers' own functions gave.
+
+- `multimodal_positions` counts texts and grids in turn; times are in float32, as in the models.
+- `positions_from_tokens` finds the parts by their placeholders, in each row of a batch, padded on any side; frames of a
+  video may be separate runs.
+- What follows a grid starts above all of its positions, or after the longer of its sides.
+"""
+
+import re
 
 import jax
 import numpy as np
@@ -18,33 +26,29 @@ def test_multimodal_positions_are_those_of_transformers(case):
     assert got.dtype == np.int32
     np.testing.assert_array_equal(got, case["positions"])
     assert int(got.max()) + 1 - len(got) == case["delta"]
-    higher = pe.multimodal_positions(case["parts"])
-    # The two rules differ after a video that is longer than its sides, and nowhere else.
-    longer = any(isinstance(p, list) and (p[0] - 1) * (p[3:] or [1])[0] >= max(p[1:3]) for p in case["parts"])
-    assert np.array_equal(higher, got) == (not longer)
 
 
-PARTS = [
-    [3],
-    [(1, 2, 5)],
-    [2, (1, 4, 3), 3, (1, 2, 2), (1, 1, 3), 1],
-    [1, (7, 2, 3), 2],
-    [(4, 2, 2, 2.5), 3, (3, 3, 1, 0.3), 2],
-    [np.int64(2), np.array([2, 3, 2]), 1],
-]
-
-
-def test_multimodal_positions_after_the_maximum():
-    in_a_program = jax.jit(lambda: list(map(pe.multimodal_positions, PARTS)))()
-    for parts, got in zip(PARTS, in_a_program, strict=True):
-        plain = [p if isinstance(p, tuple) else p.tolist() if isinstance(p, np.ndarray) else int(p) for p in parts]
-        np.testing.assert_array_equal(pe.multimodal_positions(parts), loops.multimodal(plain), str(parts))
-        np.testing.assert_array_equal(got, loops.multimodal(plain), f"{parts} in a program")
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [3],
+        [(1, 2, 5)],
+        [2, (1, 4, 3), 3, (1, 2, 2), (1, 1, 3), 1],
+        [1, (7, 2, 3), 2],
+        [(4, 2, 2, 2.5), 3, (3, 3, 1, 0.3), 2],
+        [np.int64(2), np.array([2, 3, 2]), 1],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("following", ["maximum", "side"])
+def test_multimodal_positions_as_loops_count_them(parts, following):
+    plain = [int(part) if np.ndim(part) == 0 else tuple(part) for part in parts]
+    got = pe.multimodal_positions(parts, following=following)
+    np.testing.assert_array_equal(got, loops.multimodal(plain, following))
 
 
 def test_multimodal_positions_of_nothing_and_of_time_in_float32():
     assert pe.multimodal_positions([]).shape == (0, 3)
-    assert np.asarray(pe.multimodal_positions([(4, 1, 1, 4 / 3)]))[:, 0].tolist() == [0, 1, 2, 4]
     # 25 positions a second and 2/7 of a second a frame: 35 frames make 250, but 249 in float64.
     step = 25 * (2 / 7)
     assert int(35 * step) == 249
@@ -57,47 +61,46 @@ def test_positions_from_tokens_are_those_of_transformers(model):
         got = np.asarray(positions_of(case))
         assert got.dtype == np.int32
         np.testing.assert_array_equal(got, case["positions"])
-        tokens = got.shape[1] if case["mask"] is None else np.sum(case["mask"], 1)
-        np.testing.assert_array_equal(got.max((1, 2)) + 1 - tokens, case["rope_deltas"])
-
-
-def test_the_recorded_rows_try_what_can_go_wrong():
-    """Padding on both sides, several grids of either kind, rates and merges, and videos longer than their sides."""
-    masks = [row for case in INDEXED for row in case["mask"] or []]
-    assert any(row[0] < row[-1] for row in masks) and any(row[0] > row[-1] for row in masks)
-    assert {case["spatial_merge_size"] for case in INDEXED} == {1, 2, 3}
-    assert all(max(len(case[f"{kind}_grid_thw"]) for case in INDEXED) > 4 for kind in ("image", "video"))
-    assert len({step for case in INDEXED for step in case.get("second_per_grid_ts", [])}) > 3
-    higher = [np.array_equal(positions_of(case, following="maximum"), case["positions"]) for case in INDEXED]
-    assert any(higher) and not all(higher)
 
 
 TOKENS = np.array([11, 4, *[IMAGE] * 6, 12, *[VIDEO] * 12, 13, 14])
 GRIDS = {"image_token": IMAGE, "video_token": VIDEO, "image_grids": [(1, 4, 6)], "video_grids": [(3, 4, 4)]}
+PLACED = [2, (1, 2, 3), 1, (3, 2, 2), 2]
 
 
-def test_a_row_of_tokens():
-    want = pe.multimodal_positions([2, (1, 2, 3), 1, (3, 2, 2), 2])
+def test_a_row_of_tokens_has_the_positions_of_its_parts():
+    want = pe.multimodal_positions(PLACED)
     np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, **GRIDS), want)
-    known = jax.device_put(TOKENS)
-    np.testing.assert_array_equal(jax.jit(lambda: pe.positions_from_tokens(known, **GRIDS))(), want)
-    arrays = GRIDS | {"image_grids": np.array([[1, 4, 6]]), "video_grids": jax.device_put(np.array([[3, 4, 4]]))}
-    np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, **arrays), want)
-    timed = pe.multimodal_positions([2, (1, 2, 3), 1, (3, 2, 2, 2.5), 2])
-    for steps in ([2.5], np.array([2.5]), jax.device_put(np.float32([2.5]))):
-        np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, video_steps=steps, **GRIDS), timed)
-    plain = pe.positions_from_tokens(TOKENS)
-    np.testing.assert_array_equal(plain, np.arange(len(TOKENS))[:, None].repeat(3, 1))
-    padded = np.array([[0, 0, *TOKENS], [*TOKENS, IMAGE, VIDEO]])
-    mask = np.array([[0, 0, *[1] * len(TOKENS)], [*[1] * len(TOKENS), 0, 0]])
-    twice = {key: 2 * value if "grids" in key else value for key, value in GRIDS.items()}
-    for of_tokens in (mask, mask > 0):
-        got = np.asarray(pe.positions_from_tokens(padded, mask=of_tokens, **twice))
-        np.testing.assert_array_equal(got[0, 2:], want)
-        np.testing.assert_array_equal(got[1, :-2], want)
-        assert not got[0, :2].any() and not got[1, -2:].any()
-    assert not np.asarray(pe.positions_from_tokens(padded, mask=0 * mask)).any()
+    arrays = {"image_grids": np.array([[1, 4, 6]]), "video_grids": jax.device_put(np.array([[3, 4, 4]]))}
+    np.testing.assert_array_equal(pe.positions_from_tokens(jax.device_put(TOKENS), **(GRIDS | arrays)), want)
+    after_sides = pe.positions_from_tokens(TOKENS, **GRIDS, following="side")
+    np.testing.assert_array_equal(after_sides, pe.multimodal_positions(PLACED, following="side"))
+
+
+@pytest.mark.parametrize(
+    "steps", [[2.5], np.array([2.5]), jax.device_put(np.float32([2.5]))], ids=["list", "NumPy", "JAX"]
+)
+def test_steps_of_videos(steps):
+    want = pe.multimodal_positions([2, (1, 2, 3), 1, (3, 2, 2, 2.5), 2])
+    np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, video_steps=steps, **GRIDS), want)
+
+
+def test_tokens_without_placeholders_are_text():
+    want = np.arange(len(TOKENS))[:, None].repeat(3, 1)
+    np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS), want)
     assert pe.positions_from_tokens(TOKENS[:0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int32])
+def test_padding_on_any_side_is_at_0(dtype):
+    tokens = np.array([[0, 0, *TOKENS], [*TOKENS, IMAGE, VIDEO]])
+    mask = np.array([[0, 0, *[1] * len(TOKENS)], [*[1] * len(TOKENS), 0, 0]]).astype(dtype)
+    twice = {key: 2 * value if "grids" in key else value for key, value in GRIDS.items()}
+    got, want = np.asarray(pe.positions_from_tokens(tokens, mask=mask, **twice)), pe.multimodal_positions(PLACED)
+    for row, real, padding in ((got[0], np.s_[2:], np.s_[:2]), (got[1], np.s_[:-2], np.s_[-2:])):
+        np.testing.assert_array_equal(row[real], want)
+        assert not row[padding].any()
+    assert not np.asarray(pe.positions_from_tokens(tokens, mask=mask & False)).any()
 
 
 def test_frames_that_are_apart():
@@ -109,65 +112,84 @@ def test_frames_that_are_apart():
     np.testing.assert_array_equal(two, want)
 
 
-def without(*names):
-    return {key: value for key, value in GRIDS.items() if key not in names}
-
-
 FRAMES = np.array([VIDEO, VIDEO, 12, VIDEO, VIDEO, VIDEO, VIDEO])
+APART = {"tokens": FRAMES, "image_token": None, "image_grids": (), "video_grids": [(3, 2, 4)]}
+SIDES = "image_grids[0] must be (time, height, width) with multiples of spatial_merge_size=2 for height and width"
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "match"),
+    ("changed", "error", "match"),
     [
-        (lambda: pe.positions_from_tokens(TOKENS, **without("image_grids")), ValueError, r"positions_from_tokens: image_grids must have a grid for tokens\[2:8\]"),
-        (lambda: pe.positions_from_tokens(TOKENS[None], **without("video_grids")), ValueError, r"positions_from_tokens: video_grids must have a grid for tokens\[0, 9:21\]"),
-        (lambda: pe.positions_from_tokens(TOKENS, **without("image_token")), ValueError, r"positions_from_tokens: image_grids\[0\] must have 6 placeholders in tokens, got none"),
-        (lambda: pe.positions_from_tokens(TOKENS[:9], **GRIDS), ValueError, r"video_grids\[0\] must have 12 placeholders in tokens, got none"),
-        (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": [(1, 4, 6), (1, 2, 2)]}), ValueError, r"image_grids\[1\] must have 1 placeholders in tokens, got none"),
-        (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": [(1, 4, 4)]}), ValueError, r"image_grids\[0\] must have 4 placeholders, got 6 in tokens\[2:8\]"),
-        (lambda: pe.positions_from_tokens(TOKENS, spatial_merge_size=1, **GRIDS), ValueError, r"image_grids\[0\] must have 24 placeholders, got 6 in tokens\[2:8\]"),
-        (lambda: pe.positions_from_tokens(np.array([IMAGE] * 12), **without("video_grids") | {"image_grids": [(1, 4, 6)] * 2}), ValueError, r"image_grids\[0\] must have 6 placeholders, got 12 in tokens\[0:12\]"),
-        (lambda: pe.positions_from_tokens(FRAMES, video_token=VIDEO, video_grids=[(3, 2, 4)]), ValueError, r"frame 1 of video_grids\[0\] must have 2 placeholders, got 4 in tokens\[3:7\]"),
-        (lambda: pe.positions_from_tokens(FRAMES[:3], video_token=VIDEO, video_grids=[(3, 2, 4)]), ValueError, r"frame 1 of video_grids\[0\] must have 2 placeholders in tokens, got none"),
-        (lambda: pe.positions_from_tokens(FRAMES, image_token=VIDEO, image_grids=[(3, 2, 4)]), ValueError, r"image_grids\[0\] must have 6 placeholders, got 2 in tokens\[0:2\]"),
-        (lambda: pe.positions_from_tokens(FRAMES, video_token=VIDEO, video_grids=[(3, 2, 4)], video_steps=[2]), ValueError, r"video_steps must be 1 for video_grids\[0\], whose frames are separate runs of tokens, got 2.0"),
-        (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": [(1, 4, 7)]}), ValueError, r"image_grids\[0\] must be \(time, height, width\) with multiples of spatial_merge_size=2 for height and width, got \(1, 4, 7\)"),
-        (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": [(4, 6)]}), ValueError, r"image_grids\[0\] must be \(time, height, width\) .* got \(4, 6\)"),
-        (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"image_grids": (1, 4, 6)}), TypeError, r"image_grids\[0\] must be a sequence of integers, got int 1"),
-        (lambda: pe.positions_from_tokens(TOKENS, video_steps=[1, 2], **GRIDS), ValueError, "video_steps must have 1 numbers, as video_grids has, got 2"),
-        (lambda: pe.positions_from_tokens(TOKENS, video_steps=[0], **GRIDS), ValueError, r"video_steps\[0\] must be positive, got 0.0"),
-        (lambda: pe.positions_from_tokens(TOKENS, video_steps=[2e9], **GRIDS), ValueError, "positions must fit into int32, got up to 4000000000"),
-        (lambda: pe.positions_from_tokens(TOKENS, **GRIDS | {"video_token": IMAGE}), ValueError, f"video_token must differ from image_token, got {IMAGE}"),
-        (lambda: pe.positions_from_tokens(TOKENS, mask=TOKENS[:-1] > 0, **GRIDS), ValueError, r"mask must have the shape of tokens, \(23,\), got \(22,\)"),
-        (lambda: pe.positions_from_tokens(TOKENS[None, None], **GRIDS), ValueError, r"tokens must have shape \(length,\) or \(batch, length\), got \(1, 1, 23\)"),
-        (lambda: pe.positions_from_tokens(TOKENS * 1.0, **GRIDS), TypeError, "tokens must be an integer array, got float64"),
-        (lambda: jax.jit(lambda t: pe.positions_from_tokens(t, **GRIDS))(TOKENS), TypeError, r"tokens must be known, not traced, got int\d+ of shape \(23,\)"),
-        (lambda: jax.jit(lambda m: pe.positions_from_tokens(TOKENS, mask=m, **GRIDS))(TOKENS > 0), TypeError, r"mask must be known, not traced, got bool of shape \(23,\)"),
-        (lambda: pe.multimodal_positions(7), TypeError, "multimodal_positions: parts must be a sequence of integers and grids, got int 7"),  # type: ignore
-        (lambda: pe.multimodal_positions(b"\1\2"), TypeError, "multimodal_positions: parts must be a sequence of integers and grids, got bytes"),  # type: ignore
-        (lambda: pe.multimodal_positions([0]), ValueError, r"multimodal_positions: parts\[0\] must be at least 1, got 0"),
-        (lambda: pe.multimodal_positions([1, (1, 2)]), ValueError, r"multimodal_positions: parts\[1\] must be a length, \(time, height, width\) or these and Δ, got \(1, 2\)"),
-        (lambda: pe.multimodal_positions([(1, 0, 2)]), ValueError, r"multimodal_positions: parts\[0\]\[1\] must be at least 1, got 0"),
-        (lambda: pe.multimodal_positions([(1, 2.0, 2)]), TypeError, r"multimodal_positions: parts\[0\]\[1\] must be an integer, got float 2.0"),
-        (lambda: pe.multimodal_positions([(1, 2, 2, 0)]), ValueError, r"multimodal_positions: parts\[0\]\[3\] must be positive, got 0.0"),
-        (lambda: pe.multimodal_positions([1.5]), TypeError, r"multimodal_positions: parts\[0\] must be a sequence of numbers, or an integer, got float 1.5"),  # type: ignore
-        (lambda: pe.multimodal_positions([True]), TypeError, r"multimodal_positions: parts\[0\] must be an integer, got bool True"),
-        (lambda: pe.multimodal_positions([(3, 1, 1, 2e9)]), ValueError, "multimodal_positions: positions must fit into int32, got up to 4000000000"),
-        (lambda: pe.multimodal_positions([(3, 1, 1, 1e30)]), ValueError, r"multimodal_positions: positions must fit into int32, got up to 2e\+30"),
-        (lambda: pe.multimodal_positions([1, (2, 1, 1, 2.0**31 - 1)]), ValueError, "multimodal_positions: positions must fit into int32, got up to 2147483649"),
-        (lambda: pe.multimodal_positions([(1, 1, 1, 1e300)]), ValueError, r"multimodal_positions: parts\[0\]\[3\] must be from .* for float32, got 1e\+300"),
-        (lambda: pe.multimodal_positions([1], following="grid"), ValueError, "multimodal_positions: following must be one of .* got 'grid'"),  # type: ignore
+        ({"image_grids": ()}, ValueError, "image_grids must have a grid for tokens[2:8]"),
+        ({"tokens": TOKENS[None], "video_grids": ()}, ValueError, "video_grids must have a grid for tokens[0, 9:21]"),
+        ({"image_token": None}, ValueError, "image_grids[0] must have 6 placeholders in tokens, got none"),
+        ({"tokens": TOKENS[:9]}, ValueError, "video_grids[0] must have 12 placeholders in tokens, got none"),
+        ({"image_grids": [(1, 4, 4)]}, ValueError, "image_grids[0] must have 4 placeholders, got 6 in tokens[2:8]"),
+        ({"spatial_merge_size": 1}, ValueError, "image_grids[0] must have 24 placeholders, got 6 in tokens[2:8]"),
+        ({"spatial_merge_size": 0}, ValueError, "spatial_merge_size must be at least 1"),
+        (APART, ValueError, "frame 1 of video_grids[0] must have 2 placeholders, got 4 in tokens[3:7]"),
+        (
+            APART | {"tokens": FRAMES[:3]},
+            ValueError,
+            "frame 1 of video_grids[0] must have 2 placeholders in tokens, got none",
+        ),
+        (APART | {"video_steps": [2]}, ValueError, "video_steps must be 1 for video_grids[0]"),
+        (
+            {"tokens": FRAMES, "image_token": VIDEO, "video_token": None, "image_grids": [(3, 2, 4)]},
+            ValueError,
+            "image_grids[0] must have 6 placeholders, got 2 in tokens[0:2]",
+        ),
+        ({"image_grids": [(1, 4, 7)]}, ValueError, SIDES + ", got (1, 4, 7)"),
+        ({"image_grids": [(1, 7, 4)]}, ValueError, SIDES),
+        ({"image_grids": [(4, 6)]}, ValueError, SIDES),
+        ({"image_grids": (1, 4, 6)}, TypeError, "image_grids[0] must be a sequence of integers"),
+        ({"image_grids": 1}, TypeError, "image_grids must be a sequence of grids"),
+        ({"video_grids": [(2**31, 4, 4)]}, ValueError, "video_grids[0] must have fewer than 2³¹ tokens"),
+        ({"video_steps": 1.0}, TypeError, "video_steps must be a sequence of numbers"),
+        ({"video_steps": [1, 2]}, ValueError, "video_steps must have 1 numbers, as video_grids has, got 2"),
+        ({"video_steps": [0]}, ValueError, "video_steps[0] must be positive"),
+        ({"video_steps": [2e9]}, ValueError, "positions must fit into int32, got up to 4000000000"),
+        ({"video_token": IMAGE}, ValueError, "video_token must differ from image_token"),
+        ({"image_token": 1.0}, TypeError, "image_token must be an integer"),
+        ({"mask": TOKENS[:-1] > 0}, ValueError, "mask must have the shape of tokens, (23,), got (22,)"),
+        ({"tokens": TOKENS[None, None]}, ValueError, "tokens must have shape (length,) or (batch, length)"),
+        ({"tokens": TOKENS * 1.0}, TypeError, "tokens must be an integer array"),
+        ({"following": "grid"}, ValueError, "following must be one of"),
     ],
-)  # fmt: skip
-def test_bad_input(call, error, match):
-    with pytest.raises(error, match=match):
-        call()
+)
+def test_arguments_of_positions_from_tokens_that_raise(changed, error, match):
+    with pytest.raises(error, match="^positions_from_tokens: " + re.escape(match)):
+        pe.positions_from_tokens(**({"tokens": TOKENS} | GRIDS | changed))
 
 
-def test_times_of_videos_must_be_known():
-    f = lambda steps: pe.positions_from_tokens(np.array([9]), video_token=9, video_grids=[(1, 2, 2)], video_steps=steps)  # noqa: E731
-    assert f(jax.device_put(np.float32([1.0]))).tolist() == [[0, 0, 0]]
-    with pytest.raises(
-        TypeError, match="^positions_from_tokens: video_steps must be a sequence of numbers, got float32"
-    ):
-        jax.jit(f)(np.float32([1.0]))
+@pytest.mark.parametrize("name", ["tokens", "mask", "video_steps"])
+def test_traced_arrays_raise(name):
+    arguments = {"tokens": TOKENS, "mask": TOKENS > 0, "video_steps": np.float32([1])} | GRIDS
+    with pytest.raises(TypeError, match=f"^positions_from_tokens: {name} must be (known, not traced|a sequence of)"):
+        jax.eval_shape(lambda x: pe.positions_from_tokens(**(arguments | {name: x})), arguments[name])
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "match"),
+    [
+        (7, TypeError, "parts must be a sequence of integers and grids"),
+        ([0], ValueError, "parts[0] must be at least 1"),
+        ([2**31], ValueError, "parts[0] must have fewer than 2³¹ tokens"),
+        ([1.5], TypeError, "parts[0] must be a sequence of numbers, or an integer"),
+        ([1, (1, 2)], ValueError, "parts[1] must be a length, (time, height, width) or these and Δ"),
+        ([(1, 0, 2)], ValueError, "parts[0][1] must be at least 1"),
+        ([(1, 2, 2, 0)], ValueError, "parts[0][3] must be positive"),
+        ([(1, 1, 1, 1e300)], ValueError, "parts[0][3] must be from"),
+        ([(2, 2**15, 2**15)], ValueError, "parts[0] must have fewer than 2³¹ tokens"),
+        ([(3, 1, 1, 1e30)], ValueError, "positions must fit into int32, got up to 2e+30"),
+        ([1, (2, 1, 1, 2.0**31 - 1)], ValueError, "positions must fit into int32, got up to 2147483649"),
+    ],
+)
+def test_parts_that_raise(parts, error, match):
+    with pytest.raises(error, match="^multimodal_positions: " + re.escape(match)):
+        pe.multimodal_positions(parts)
+
+
+def test_a_rule_that_is_unknown_raises():
+    with pytest.raises(ValueError, match="^multimodal_positions: following must be one of"):
+        pe.multimodal_positions([1], following="grid")

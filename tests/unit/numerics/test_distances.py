@@ -1,0 +1,40 @@
+"""Distances of integers are exact up to 2³² − 1 before they are rounded; floats have the wider of two dtypes."""
+
+import jax
+import numpy as np
+import pytest
+
+from posenc_jax._numerics import distances
+
+ENDS = np.int32([0, 7, -7, 2**31 - 1, -(2**31)])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.uint8])
+def test_a_difference_of_integers_is_exact(dtype):
+    a = ENDS.astype(dtype)
+    size, less = jax.jit(distances.difference)(a[:, None], a[None])
+    exact = a.astype(object)[:, None] - a.astype(object)
+    assert size.dtype == f"uint{8 * a.itemsize}"
+    np.testing.assert_array_equal(size, np.abs(exact))
+    np.testing.assert_array_equal(less, exact < 0)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_a_difference_of_floats(dtype):
+    size, less = jax.jit(distances.difference)(np.array([3, 5], dtype), np.float32([3.5, 4.25]))
+    assert size.dtype == np.float32
+    np.testing.assert_array_equal(size, [0.5, 0.75])
+    np.testing.assert_array_equal(less, [True, False])
+
+
+def test_a_tile_has_an_axis_of_heads():
+    queries, keys = ENDS[:4].reshape(2, 2), ENDS[:3]
+    distance, after = distances.tile_difference(queries, keys)
+    exact = queries.astype(object)[:, None, :, None] - keys.astype(object)
+    np.testing.assert_array_equal(distance, np.abs(exact))
+    np.testing.assert_array_equal(after, exact < 0)
+    rounded = distances.tile_distance(queries, keys)
+    assert rounded.dtype == np.float32
+    np.testing.assert_array_equal(rounded, np.abs(exact).astype(np.float32))
+    assert distances.per_head(np.float16([1, 2]), rounded).shape == (1, 2, 1, 1)
+    assert distances.per_head(np.float16([1, 2]), rounded).dtype == np.float32

@@ -1,0 +1,62 @@
+"""`grid_positions`, against loops and against the tables of vision transformers, on grids that are not square."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from oracles import encodings, recorded
+from oracles import positions as loops
+
+
+@pytest.mark.parametrize("leading", [0, 5])
+@pytest.mark.parametrize(
+    ("shape", "order"), [((7,), "row"), ((3, 5), "row"), ((3, 5), "column"), ((4, 1, 3), "row"), ((4, 1, 3), "column")]
+)
+def test_grids(shape, order, leading):
+    for sides in (shape, np.array(shape)):
+        got = pe.grid_positions(sides, order=order, leading=leading)
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, loops.grid(shape, order, leading))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_tables_of_mae_and_big_vision(shape):
+    """Each coordinate is encoded by itself, and they are joined."""
+    positions, width = pe.grid_positions(shape, order="column"), 8
+    for f, table in ((pe.geometric(4), encodings.mae), (pe.geometric(4, endpoint=True), encodings.big_vision)):
+        got = np.reshape(pe.sinusoidal(positions, f, layout="half"), (-1, width))
+        np.testing.assert_allclose(got, table(width, *shape), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", recorded.cases("timm_grids"), ids=lambda case: f"{case['shape']} {case['arguments']}")
+def test_tables_of_timm(case):
+    shape, keywords = case["shape"], case["arguments"]
+    if keywords.get("reverse_coord"):  # which walks the grid column by column as well
+        shape = shape[::-1]
+    base = keywords.get("temperature", 10_000.0)
+    # interleaved: coordinate by coordinate; otherwise the sines of both coordinates, then the cosines
+    f = pe.geometric(6, base) if keywords.get("interleave_sin_cos") else pe.axial(12, 2, base)
+    got = jax.jit(lambda: pe.sinusoidal(pe.grid_positions(shape), f, layout="half"))()
+    np.testing.assert_allclose(np.reshape(got, (-1, 12)), np.reshape(case["values"], (-1, 12)), rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"shape": (3, 0)}, ValueError, "shape[1] must be at least 1"),
+        ({"shape": 4}, TypeError, "shape must be a sequence of integers"),
+        ({"shape": ()}, ValueError, "shape must have more sides for order='row'"),
+        ({"shape": (3,), "order": "column"}, ValueError, "shape must have more sides for order='column'"),
+        ({"shape": (2**16, 2**15)}, ValueError, "shape must have fewer than 2³¹ tokens"),
+        ({"shape": (2**31 - 3,), "leading": 3}, ValueError, "shape must have fewer than 2³¹ tokens"),
+        ({"shape": (2, 3), "leading": -1}, ValueError, "leading must be at least 0"),
+        ({"shape": (2, 3), "leading": 1.0}, TypeError, "leading must be an integer"),
+        ({"shape": (2, 3), "order": "xy"}, ValueError, "order must be one of"),
+    ],
+)
+def test_arguments_that_raise(arguments, error, match):
+    with pytest.raises(error, match=f"^grid_positions: {re.escape(match)}"):
+        pe.grid_positions(**arguments)

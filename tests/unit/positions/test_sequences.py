@@ -1,0 +1,193 @@
+"""Positions in packed and padded sequences, against loops over tokens.
+
+- `positions_from_segments` counts from 0 in each run of equal ids; tokens of a padding id are at 0.
+- `positions_from_mask` counts tokens, and padding on any side is at 0.
+- `positions_from_lengths` counts from 0 in each document; traced lengths that do not fit are cut; negative: −1.
+- All need memory linear in the length, without gathers and sorts, and a sequence that is whole on Explicit axes.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import posenc_jax as pe
+from oracles import positions as loops
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize("padding", [None, 0, 2, 99])
+@pytest.mark.parametrize("shape", [(1,), (2, 2, 51), (2, 0)])
+def test_segments(shape, padding):
+    ids = RNG.integers(-2, 3, shape).repeat(3, axis=-1)[..., : shape[-1]].astype(np.int32)
+    got = jax.jit(functools.partial(pe.positions_from_segments, padding=padding))(ids)
+    rows = [loops.segments(row, padding) for row in ids.reshape(int(np.prod(shape[:-1])), shape[-1]).tolist()]
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(got, np.reshape(rows, shape))
+
+
+def test_a_segment_that_comes_back_starts_again():
+    ids = np.array([5, 5, 0, 0, 5, 5, 5, 9])
+    np.testing.assert_array_equal(pe.positions_from_segments(ids), [0, 1, 0, 1, 0, 1, 2, 0])
+    np.testing.assert_array_equal(pe.positions_from_segments(ids, padding=0), [0, 1, 0, 0, 0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("padding", "dtype"),
+    [(2**31 - 1, np.int32), (-(2**31), np.int32), (255, np.uint8), (-1, np.uint32), (3, np.uint32), (300, np.uint8)],
+)
+def test_padding_at_and_beyond_the_ends_of_a_dtype(padding, dtype):
+    fits = np.iinfo(dtype).min <= padding <= np.iinfo(dtype).max
+    ids = np.array([padding if fits else 7, 1, 1, *[padding if fits else 7] * 2], dtype)
+    got = jax.jit(functools.partial(pe.positions_from_segments, padding=padding))(ids)
+    np.testing.assert_array_equal(got, [0, 0, 1, 0, 0 if fits else 1])
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int32, np.uint8])
+def test_mask(dtype):
+    mask = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [0, 0, 0, 0, 0]]).astype(dtype)
+    want = [[0, 0, 0, 1, 2], [0, 1, 2, 0, 0], [0, 0, 1, 0, 2], [0, 0, 0, 0, 0]]
+    for got in (pe.positions_from_mask(mask), jax.jit(pe.positions_from_mask)(mask)):
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, want)
+
+
+def test_every_nonzero_value_of_a_traced_mask_counts():
+    traced = jax.jit(pe.positions_from_mask)(np.array([0, 7, -1, 0], np.int32))
+    np.testing.assert_array_equal(traced, [0, 0, 1, 0])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8])
+@pytest.mark.parametrize(
+    ("lengths", "total"),
+    [
+        ([3, 2], 7),
+        ([3, 2], 5),
+        ([0, 3, 0, 0, 2, 0], 6),
+        ([0], 4),
+        ([], 3),
+        ([1] * 9, 9),
+        ([0, 0, 1], 1),
+        ([7, 1, 4], 12),
+    ],
+)
+def test_lengths(lengths, total, dtype):
+    lengths, f = np.array(lengths, dtype), functools.partial(pe.positions_from_lengths, total=total)
+    for got in (f(lengths), jax.jit(f)(lengths)):
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, loops.lengths(lengths, total))
+
+
+def test_lengths_of_a_batch():
+    lengths = RNG.multinomial(20, [0.4, 0.2, 0.2, 0.1, 0.1], (20, 5)).astype(np.int32)
+    want = [[loops.lengths(row, 23) for row in rows] for rows in lengths]
+    np.testing.assert_array_equal(pe.positions_from_lengths(lengths, 23), want)
+
+
+def test_documents_of_a_pack_have_segments_of_their_own():
+    positions = pe.positions_from_lengths(np.array([4, 0, 1, 6, 2]), 16)
+    ids = np.cumsum(np.asarray(positions) == 0)
+    assert ids.tolist() == [1] * 4 + [2] + [3] * 6 + [4] * 2 + [5, 6, 7]
+    np.testing.assert_array_equal(pe.positions_from_segments(ids), positions)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "want"),
+    [
+        ([3, 9, 4], [0, 1, 2, 0, 1, 2, 3]),
+        ([3, -1, 0], [-1] * 7),
+        ([-(2**31), 9, 0], [-1] * 7),
+        ([3, 2**31 - 1, 2**31 - 1], [0, 1, 2, 0, 1, 2, 3]),  # the sum wraps around in int32
+        ([3, *[2**31 - 1] * 3], [0, 1, 2, 0, 1, 2, 3]),  # and in uint32
+        ([3, *[2**30] * 9], [0, 1, 2, 0, 1, 2, 3]),
+    ],
+)
+def test_traced_lengths_that_do_not_fit(lengths, want):
+    np.testing.assert_array_equal(jax.jit(lambda n: pe.positions_from_lengths(n, 7))(np.int32(lengths)), want)
+
+
+@pytest.mark.parametrize(
+    "f", [pe.positions_from_segments, pe.positions_from_mask, lambda n: pe.positions_from_lengths(n, 2**18)]
+)
+def test_memory_is_linear_without_gathers_and_sorts(f):
+    compiled = jax.jit(f).lower(jax.ShapeDtypeStruct((2**14,), np.int32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 40 * (2**14 + (2**18 if f.__name__ == "<lambda>" else 0))
+    assert not {"gather", "sort"} & set(compiled.as_text().replace("(", " ").split())
+
+
+@pytest.mark.parametrize("name", ["ids", "mask", "lengths"])
+def test_a_sequence_must_be_whole_on_explicit_axes(name, on_cpu):
+    f = {
+        "ids": pe.positions_from_segments,
+        "mask": pe.positions_from_mask,
+        "lengths": lambda n: pe.positions_from_lengths(n, 9),
+    }[name]
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
+    with jax.set_mesh(mesh):
+        rows, tokens = (
+            jax.ShapeDtypeStruct((2, 4), np.int32, sharding=NamedSharding(mesh, P(*s))) for s in (("x",), (None, "x"))
+        )
+        assert jax.eval_shape(f, rows).sharding.spec == P("x", None)
+        with pytest.raises(ValueError, match=rf"^\w+: {name} must not be sharded along axis 1"):
+            jax.eval_shape(f, tokens)
+
+
+IDS = np.array([1, 1, 2], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error", "match"),
+    [
+        ("segments", (np.float32(IDS),), TypeError, "ids must be an integer array"),
+        ("segments", (3,), ValueError, "ids must have shape (..., length), got ()"),
+        ("segments", (np.array([1, 2**32 + 1]),), ValueError, "ids must fit into int32"),
+        (
+            "segments",
+            (jax.ShapeDtypeStruct((2**31 + 1,), np.int32),),
+            ValueError,
+            "at most 2³¹ positions can be counted, got ids",
+        ),
+        ("mask", (IDS,), ValueError, "mask must hold 0 and 1, got 1 to 2"),
+        ("mask", (-IDS,), ValueError, "mask must hold 0 and 1, got -2 to -1"),
+        ("mask", (np.float32(IDS),), TypeError, "mask must be a boolean or integer array"),
+        ("mask", ([True, False],), TypeError, "mask must be a boolean or integer array"),
+        ("mask", (np.array(True),), ValueError, "mask must have shape (..., length), got ()"),
+        ("lengths", (IDS, 3), ValueError, "lengths must sum to at most total = 3, got 4"),
+        ("lengths", (np.full(9, 2**31 - 1), 3), ValueError, "lengths must sum to at most total = 3, got 19327352823"),
+        ("lengths", (np.array([[1, 2], [3, 1]]), 3), ValueError, "lengths must sum to at most total = 3, got 4"),
+        ("lengths", (np.array([3, -1]), 7), ValueError, "lengths must be at least 0, got -1"),
+        ("lengths", (IDS, 0), ValueError, "total must be at least 1"),
+        ("lengths", (IDS, 2**31), ValueError, "total must fit into int32"),
+        ("lengths", (3, 7), ValueError, "lengths must have shape (..., documents), got ()"),
+        ("lengths", (np.float32(IDS), 7), TypeError, "lengths must be an integer array"),
+    ],
+)
+def test_arguments_that_raise(name, arguments, error, match):
+    f = getattr(pe, f"positions_from_{name}")
+    with pytest.raises(error, match=f"^positions_from_{name}: {re.escape(match)}"):
+        jax.eval_shape(f, *arguments) if isinstance(arguments[0], jax.ShapeDtypeStruct) else f(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("padding", "error", "match"),
+    [
+        (0.0, TypeError, "must be an integer"),
+        (False, TypeError, "must be an integer"),
+        (2**31, ValueError, "must fit into int32"),
+    ],
+)
+def test_paddings_that_raise(padding, error, match):
+    with pytest.raises(error, match=f"^positions_from_segments: padding {match}"):
+        pe.positions_from_segments(IDS, padding=padding)
+
+
+def test_concrete_lengths_raise_in_a_program_too():
+    lengths = jnp.int32(IDS)
+    with pytest.raises(ValueError, match="^positions_from_lengths: lengths must sum to at most total = 3, got 4"):
+        jax.eval_shape(lambda: pe.positions_from_lengths(lengths, 3))

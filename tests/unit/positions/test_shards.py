@@ -1,0 +1,103 @@
+"""`shard_positions`, against loops: the tokens of each shard, in three orders, of a sequence or of a pack.
+
+- Every shard has its chunks of the sequence, or of each document of a pack and of its padding.
+- With "zigzag", every shard has the same work in causal attention.
+- Traced lengths that do not fit order the pack as one document. A shard needs the memory of a shard alone.
+"""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from oracles import positions as loops
+
+RNG = np.random.default_rng(0)
+ORDERS = pytest.mark.parametrize("order", ["contiguous", "zigzag", "striped"])
+
+
+@ORDERS
+@pytest.mark.parametrize(("length", "shards"), [(24, 3), (8, 1), (8, 4)])
+def test_shards_of_a_sequence(length, shards, order):
+    got = pe.shard_positions(length, shards, order=order)
+    assert got.dtype == np.int32
+    np.testing.assert_array_equal(got, loops.shards(length, shards, order))
+    of_one = pe.shard_positions(length, shards, order=order, lengths=np.array([length]))
+    np.testing.assert_array_equal(of_one, got)
+
+
+def test_zigzag_shares_out_causal_attention_equally():
+    pairs = {
+        order: np.sum(np.asarray(pe.shard_positions(48, 4, order=order)) + 1, 1) for order in ("zigzag", "striped")
+    }
+    assert len(set(pairs["zigzag"])) == 1 and len(set(pairs["striped"])) == 4
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    ("lengths", "length", "shards"), [([4, 12, 8], 32, 2), ([0, 24, 0], 24, 3), ([16, 0, 32, 16], 80, 8), ([], 8, 2)]
+)
+def test_shards_of_a_pack(lengths, length, shards, order):
+    want = loops.shards_of_pack(lengths, length, shards, order)
+    f = lambda lengths: pe.shard_positions(length, shards, order=order, lengths=lengths)  # noqa: E731
+    lengths = np.array(lengths, np.int32)
+    for got in (f(lengths), jax.jit(f)(lengths)):
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, want)
+
+
+@ORDERS
+def test_shards_of_a_batch_of_packs(order):
+    lengths = 6 * RNG.multinomial(6, [0.4, 0.2, 0.2, 0.1, 0.1], (8, 5)).astype(np.int32)
+    want = [[loops.shards_of_pack(row, 42, 3, order) for row in rows] for rows in lengths]
+    np.testing.assert_array_equal(pe.shard_positions(42, 3, order=order, lengths=lengths), want)
+
+
+@pytest.mark.parametrize("lengths", [[5, 3], [-4, 8], [8, 8, 8], [2**31 - 4] * 5, [4, 2**31 - 8]])
+def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
+    """Each row of a batch by itself."""
+    rows = np.int32([lengths + [0] * (5 - len(lengths)), [8, 0, 0, 0, 0]])
+    got = jax.jit(lambda lengths: pe.shard_positions(16, 2, order="zigzag", lengths=lengths))(rows)
+    want = loops.shards(16, 2, "zigzag"), loops.shards_of_pack([8], 16, 2, "zigzag")
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
+    f = jax.jit(lambda lengths, i: pe.shard_positions(2**18, 16, order="zigzag", lengths=lengths)[i])
+    compiled = f.lower(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), ()))).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes <= 3 * 4 * 2**14
+
+
+@pytest.mark.parametrize(
+    ("length", "shards", "settings", "error", "match"),
+    [
+        (10, 4, {}, ValueError, "length must be a multiple of shards = 4, got 10"),
+        (
+            12,
+            4,
+            {"order": "zigzag"},
+            ValueError,
+            "length must be a multiple of 2·shards = 8 for order='zigzag', got 12",
+        ),
+        (0, 4, {}, ValueError, "length must be at least 1"),
+        (2**31, 2, {}, ValueError, "length must be below 2³¹"),
+        (8, 0, {}, ValueError, "shards must be at least 1"),
+        (8, 2, {"order": "ring"}, ValueError, "order must be one of"),
+        (
+            32,
+            4,
+            {"lengths": np.array([8, 12]), "order": "zigzag"},
+            ValueError,
+            "lengths must be multiples of 2·shards = 8 for order='zigzag', got 12",
+        ),
+        (32, 4, {"lengths": np.array([8, 2])}, ValueError, "lengths must be multiples of shards = 4, got 2"),
+        (32, 4, {"lengths": np.array([8, 28])}, ValueError, "lengths must sum to at most length = 32, got 36"),
+        (32, 4, {"lengths": np.array([8.0])}, TypeError, "lengths must be an integer array"),
+    ],
+)
+def test_arguments_that_raise(length, shards, settings, error, match):
+    with pytest.raises(error, match=f"^shard_positions: {re.escape(match)}"):
+        functools.partial(pe.shard_positions, **settings)(length, shards)
