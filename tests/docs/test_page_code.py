@@ -343,15 +343,3 @@ def test_self_extend():
     want = np.einsum("qkhd,khd->hqk", turned.reshape(SEQ, SEQ, HEADS, WIDTH), k)
     got = jax.jit(of_page("docs/contexts.md", "self_extend"), static_argnums=(2, 3, 4))(q, k, SPECTRUM, window, group)
     assert_within(got, want, 2e-5)
-
-
-@pytest.mark.parametrize(("window", "pretrained"), [((6, 9), (4, 0)), ((1, 4), (0, 0))])
-def test_the_table_of_swin_v2(window, pretrained):
-    w1, b1, w2 = float32s(2, 64), float32s(64), float32s(64, 3) / 8
-    last = [(trained or side) - 1 for trained, side in zip(pretrained, window, strict=True)]
-    offsets = np.stack(np.meshgrid(*(np.arange(1 - n, n) for n in window), indexing="ij"), axis=-1)
-    x = 8 * offsets / np.maximum(last, 1)
-    hidden = np.maximum(np.sign(x) * np.log2(1 + abs(x)) / np.log2(8) @ w1 + b1, 0)
-    table = of_page("docs/offset_tables.md", "continuous_table")
-    got = jax.jit(lambda *weights: table(window, *weights, pretrained))(w1, b1, w2)
-    assert_within(got, 16 / (1 + np.exp(-hidden @ w2)), 1e-4)

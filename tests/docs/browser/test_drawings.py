@@ -171,7 +171,7 @@ def test_a_finger_drags_an_arrow_and_the_page_stays(browser, origin):
     session, handle = page.context.new_cdp_session(page), scene(page, "rope").locator(".pe-handle").first
     handle.scroll_into_view_if_needed()
     top, start, centre = page.evaluate("scrollY"), middle(handle), middle(scene(page, "rope").locator(".face"))
-    # In many small moves, through the middle of the plane and as far beyond: else Chromium never takes it for scrolling.
+    # In many small moves, through the middle and as far beyond: else Chromium never takes it for scrolling.
     path = np.linspace(start, 2 * np.array(centre) - start, 17)
     for kind, points in zip(("touchStart", *["touchMove"] * 16), path, strict=True):
         touch = [{"x": points[0], "y": points[1]}]
@@ -216,12 +216,14 @@ def test_what_no_control_can_say_is_not_taken_from_an_address(page, origin, addr
 CROSSING = """() => [...document.querySelectorAll("pe-view")].flatMap((view) => {
   const all = view.getBoundingClientRect();
   const boxes = [...view.querySelectorAll("svg text")].map((e) => [e.textContent, e.getBoundingClientRect()]);
-  const out = boxes.filter(([, b]) =>
-    b.left < all.left || b.right > all.right || b.top < all.top || b.bottom > all.bottom);
-  return out.map(([text]) => `outside: ${text}`).concat(boxes.flatMap(([text, a], i) => boxes.slice(0, i).filter(([, b]) =>
-    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0 &&
-    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3  // lines may be that close
-  ).map(([other]) => `on another: ${other} | ${text}`)));
+  return boxes.flatMap(([text, a], i) => {
+    const outside = a.left < all.left || a.right > all.right || a.top < all.top || a.bottom > all.bottom;
+    const on = boxes.slice(0, i).filter(([, b]) =>
+      Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0 &&
+      Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3  // lines may be that close
+    );
+    return [...(outside ? [`outside: ${text}`] : []), ...on.map(([other]) => `on another: ${other} | ${text}`)];
+  });
 })"""
 
 
@@ -279,7 +281,7 @@ def test_sines_differ_where_turns_stay(story):
     f = pe.geometric(8, 100)
     for before in (0, 50):
         put(story, "hands", before=before)
-        first, second = np.reshape(pe.sinusoidal(jnp.int32([before + 1, before + 4]), f), (2, 4, 2))
+        first, second = np.asarray(pe.sinusoidal(jnp.int32([before + 1, before + 4]), f)).reshape(2, 4, 2)
         for name, waves in (("key", first), ("query", second)):
             lines = drawn(
                 story, "hands", f".{name}.hand", "e.getAttribute('d').match(/L(.*)/)[1].split(' ').map(Number)"

@@ -95,7 +95,8 @@ def test_a_slider_moves_its_pictures_and_reaches_its_ends(explorer, name):
 
 def test_choices_and_things_to_try_move_pictures(explorer):
     put(explorer, p=2_000_000_000)
-    for control in explorer.locator(".explorer fieldset input:not(:checked), .explorer-tries button").all():
+    controls = explorer.locator(".explorer fieldset input:not(:checked), .explorer-tries button")
+    for control in controls.element_handles():
         before = pictures(explorer)
         control.click()
         settle(explorer)
@@ -193,7 +194,7 @@ def test_numbers_and_hands_are_the_librarys(explorer, d, base, p, k):
     for hand, wave in waves.items():
         lines = drawn(explorer, "clocks", f".{hand}", "e.getAttribute('d').match(/L(.*)/)[1].split(' ').map(Number)")
         tips = np.array(lines) / np.hypot(*lines[0])
-        np.testing.assert_allclose(tips, np.reshape(wave, (-1, 2)) * [1, -1], atol=2e-3)
+        np.testing.assert_allclose(tips, np.asarray(wave).reshape(-1, 2) * [1, -1], atol=2e-3)
 
 
 @pytest.mark.parametrize("arithmetic", ["exact", "float32"])

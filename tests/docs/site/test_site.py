@@ -153,13 +153,14 @@ def test_no_mathematics_is_left_as_text(pages):
 
 
 def test_each_page_says_what_it_is_about_where_links_to_it_are_shown(pages):
-    said = {
-        name: dict(re.findall(r'<meta (?:name|property)="(\S+)" content="([^"]*)">', text_of(name))) for name in pages
-    }
-    for name, of_page in said.items():
-        assert of_page["og:title"] and of_page["og:description"] == of_page["description"], name
-        assert 20 < len(of_page["description"]) < 400 and not re.search(r"[`$]|\]\(", of_page["description"]), name
-    assert len({of_page["description"] for of_page in said.values()}) == len(said)
+    summaries = []
+    for name in pages:
+        said = re.findall(r'<meta (?:name|property)="(\S+)" content="([^"]*)">', text_of(name))
+        said = {key: html.unescape(text) for key, text in said}
+        assert said["og:title"] and said["og:description"] == said["description"], name
+        assert 20 < len(said["description"]) < 400 and not re.search(r"[`$]|\]\(", said["description"]), name
+        summaries.append(said["description"])
+    assert len(summaries) == len(set(summaries))
 
 
 def test_the_home_page_is_within_its_budget():
