@@ -176,7 +176,8 @@ def test_a_sliding_cache_behind_sinks():
     q, k, v = float32s(3, steps, 1, 1, 2, WIDTH)
     cache = (np.zeros((1, sinks + recent, 2, WIDTH), np.float32),) * 2
     tokens = q, k, v, np.arange(steps, dtype=np.int32)
-    _, got = jax.lax.scan(lambda cache, token: step(cache, *token), cache, tokens)
+    _, outputs = jax.lax.scan(lambda cache, token: step(cache, *token), cache, tokens)
+    got = np.asarray(outputs)
     for n in range(steps):
         kept = [*range(min(sinks, n + 1)), *range(max(sinks, n + 1 - recent), n + 1)]
         places = np.arange(len(kept))

@@ -134,6 +134,7 @@ def test_without_motion_a_press_is_a_step(browser, origin):
 
 
 def test_the_dark_scheme_is_drawn_anew(explorer):
+    show(explorer, "light", WIDE)
     light = pictures(explorer)
     show(explorer, "dark", WIDE)
     dark = pictures(explorer)
@@ -202,7 +203,11 @@ def test_numbers_and_hands_are_the_librarys(explorer, d, base, p, k):
 def test_the_table_is_the_librarys(explorer, p, first, arithmetic):
     put(explorer, d=8, length=16, p=p, arithmetic=arithmetic)
     pixels = explorer.locator("#explorer-heatmap").evaluate(
-        "({raster}) => [...raster.getContext('2d').getImageData(0, 0, 8, 16).data]"
+        """({raster}) => {
+          const copy = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+          copy.drawImage(raster, 0, 0);
+          return [...copy.getImageData(0, 0, 8, 16).data];
+        }"""
     )
     values = pe.sinusoidal(
         jnp.arange(16, dtype=jnp.int32) + jnp.int32(first), pe.geometric(8).with_precision(arithmetic)
