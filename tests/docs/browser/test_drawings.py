@@ -266,14 +266,17 @@ def test_words_counters_and_waves_say_their_numbers(story):
     cells = np.sort(np.array(drawn(story, "shuffle", ".moves text", "e.textContent"), float)[10:15])
     np.testing.assert_allclose(cells, np.sort(weights / weights.sum()), atol=0.0051)
 
-    put(story, "count", p=7)
+    put(story, "count", p=11)
     share, fraction, flips = (numbers(text)[-1] for text in drawn(story, "count", ".said", "e.textContent"))
-    assert (share, flips) == (round(100 / (1 + 14 / np.linalg.norm(dog))), 4) and fraction == 1 / 8
-    assert "".join(drawn(story, "count", "rect[fill] + text", "e.textContent")) == "0000011100001000"
+    assert (share, fraction, flips) == (round(100 / (1 + 22 / np.linalg.norm(dog))), 0.083, 3)
+    assert "".join(drawn(story, "count", "rect[fill] + text", "e.textContent")) == "0000101100001100"
 
     put(story, "waves", round=100)
-    p, period = np.arange(32), 2.0 ** np.arange(1, 6)[:, None]
-    steps = np.linalg.norm(np.diff(np.sin(2 * np.pi * (p + 0.5) / period)), axis=0)
+    waves = -np.sin(2 * np.pi * (np.arange(32) + 0.5) / 2.0 ** np.arange(1, 6)[:, None])
+    middles = drawn(story, "waves", ".grid", "Number(e.getAttribute('d').match(/ (.*)H/)[1])")
+    samples = np.reshape(drawn(story, "waves", ".sample", "e.cy.baseVal.value"), (5, 32))
+    np.testing.assert_allclose((np.c_[middles] - samples) / 14, waves, atol=1e-5)
+    steps = np.linalg.norm(np.diff(waves), axis=0)
     assert said(story, "waves") == pytest.approx([steps.min(), steps.max()], abs=0.051)
 
 
