@@ -92,10 +92,8 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
     """What a node may become."""
     changed = lambda **fields: _replaced(node, **fields)  # noqa: E731
     match node:
-        case ast.BinOp() if type(node.op) in BINARY:
-            yield changed(op=BINARY[type(node.op)]())
-        case ast.AugAssign() if type(node.op) in BINARY:
-            yield changed(op=BINARY[type(node.op)]())
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in BINARY:
+            yield changed(op=BINARY[type(op)]())
         case ast.Compare():
             for i, op in enumerate(node.ops):
                 yield changed(ops=[COMPARE[type(op)]() if i == j else o for j, o in enumerate(node.ops)])
