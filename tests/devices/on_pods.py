@@ -139,8 +139,8 @@ def cases(pod):
     table, shift = (partial(f, frequencies=128) for f in (pe.sinusoidal, pe.shift))
     interleaved, explicit, three = {"layout": "interleaved"}, {"mode": "explicit"}, {"three": True, "length": long}
     # What a device keeps for each of its positions: cosines and sines of float32; what the heads share, for each of 16
-    # keys, and words of the position; a lookup before its check. The Fourier features are as they were seen: cosines and
-    # sines before they stand side by side.
+    # keys, and words of the position; a lookup before its check. The Fourier features are as they were seen: cosines
+    # and sines before they stand side by side.
     pairs, distance = {"kept": 2 * 128 * 4}, {"kept": 16 * 4 + 4}
 
     def shards(order):

@@ -113,15 +113,6 @@ def test_what_is_not_offered_is_no_failure_and_an_error_is():
     assert judged(lambda **a: np.array(right(**a), float) * np.nan)[0] == run.FAILED
 
 
-def test_a_failure_is_repeated_with_the_earlier_cases_that_it_needs(monkeypatch):
-    def judged(needs):
-        return lambda name, cases: f"{name} {cases[-1]}: failed, x" if needs <= set(cases) else ""
-
-    for needs, named_with in ((set(), []), ({"b"}, ["b"]), ({"b", "c"}, ["b", "c", "d"])):
-        monkeypatch.setattr(run, "afresh", judged(needs))
-        assert run.repeat("gemma", ["a", "b", "c", "d"], "e", "x") == [*named_with, "e"]
-
-
 def test_the_program_reports_a_failure_and_how_to_repeat_it(monkeypatch, capsys, tmp_path):
     broken = SimpleNamespace(NAME="broken", PACKAGES=("numpy",), **vars(wrong("rotary", layout=other_layout)))
     monkeypatch.setitem(sys.modules, "conformance.adapters.gemma", broken)

@@ -5,10 +5,9 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -27,17 +26,6 @@ BIASES = NAMES[5:9]
 TINY = {"width": 16, "depth": 1, "heads": 2, "length": 16}
 
 
-def start(setup, *arguments):
-    """The demo with this setup, as a command; SIGINT interrupts it even if it is ignored here."""
-    code = (
-        f"import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        f"sys.path.insert(0, {str(SCRIPT.parent)!r}); from train_text import Setup, main; "
-        f"sys.exit(main(sys.argv[1:], Setup(**{setup})))"
-    )
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def load(folder):
     return json.loads((folder / "results.json").read_text(encoding="utf-8"))
 
@@ -51,10 +39,12 @@ def train_text(monkeypatch):
 @pytest.mark.slow
 def test_the_command(tmp_path):
     """As a user gives it, but for few steps, one layer, and less held-out text."""
-    process = start({"depth": 1, "segments": 8}, "--all", "--steps", 3, "--output", tmp_path)
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors  # so all of its checks hold
-    assert output.endswith(f"\n{(tmp_path / 'index.html').resolve()}\n")
+    code = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); from train_text import Setup, main; "
+    code += "sys.exit(main(sys.argv[1:], Setup(depth=1, segments=8)))"
+    command = [sys.executable, "-c", code, "--all", "--steps", "3", "--output", str(tmp_path)]
+    process = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    assert process.returncode == 0, process.stderr  # so all of its checks hold
+    assert process.stdout.endswith(f"\n{(tmp_path / 'index.html').resolve()}\n")
     results = load(tmp_path)
     variants = results["variants"]
     assert list(variants) == NAMES and not results["coming"]
@@ -80,18 +70,19 @@ def test_the_command(tmp_path):
     assert page.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', page)) == 18
 
 
-@pytest.mark.slow
-def test_an_interruption_keeps_what_is_finished(tmp_path):
-    with start(TINY | {"batch": 2, "segments": 8}, "--steps", 3000, "--output", tmp_path) as process:
-        deadline = time.monotonic() + 200
-        while not ((tmp_path / "results.json").exists() and load(tmp_path)["variants"]):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Finished and kept" in output
-    results = load(tmp_path)
-    assert results["interrupted"] and "none" in results["variants"] and "learned" not in results["variants"]
+def test_an_interruption_keeps_what_is_finished(tmp_path, train_text, monkeypatch):
+    """Ctrl-C is heard at the next `pause`, and the page is written once more."""
+    monkeypatch.setattr(train_text.signal, "signal", lambda *_: None)  # Ctrl-C stays with pytest
+    monkeypatch.setattr(train_text, "interrupted", threading.Event())
+
+    def run(results, tables, setup, output, names):
+        results["seconds"] = {"total": 1.0}
+        train_text.interrupt()
+        train_text.pause()
+
+    monkeypatch.setattr(train_text, "run", run)
+    assert train_text.main(["--output", str(tmp_path)]) == 130
+    assert load(tmp_path)["interrupted"] and load(tmp_path)["seconds"] == {"total": 1.0}
     assert "The run was interrupted" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 

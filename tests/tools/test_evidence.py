@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -55,23 +54,6 @@ def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(evidence, tmp_pat
     with pytest.raises(SystemExit):  # numbers of other settings are not mixed in
         evidence.main([*arguments, "2"], tiny(evidence))
     assert "has results of other steps" in capsys.readouterr().err
-
-
-def test_phases_are_rounded_as_they_say(evidence):
-    positions, i = np.arange(10**7, 10**7 + 64, dtype=np.int32), np.arange(12, dtype=np.longdouble)
-    omega = 10_000 ** (-2 * i / 24)
-    phases = {
-        "exact": positions[:, None] * omega,
-        "float32": positions[:, None].astype(np.float32) * omega.astype(np.float32),
-    }
-    got = jax.jit(lambda p: {name: evidence.cos_sin(name, p, 24) for name in phases})(positions)
-    for name, phase in phases.items():
-        want = np.cos(phase.astype(np.longdouble)), np.sin(phase.astype(np.longdouble))
-        np.testing.assert_allclose(np.stack([*got[name]]), np.stack(want).astype(float), rtol=0, atol=2e-7)
-    # Eight bits: 300 and 301 are 300, and 300 ω is one of few numbers.
-    cosine = np.asarray(evidence.cos_sin("bfloat16", np.array([300, 301], np.int32), 24)[0])
-    np.testing.assert_array_equal(cosine[0], cosine[1])
-    assert cosine[0, 1] == pytest.approx(np.cos(float(jnp.bfloat16(300 * float(jnp.bfloat16(omega[1]))))), abs=2e-7)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
-"""Mutants: each is one fault that compiles, imported in place of its module, and counted by what finds it."""
+"""Mutants: each is one fault that compiles, and is counted by what finds it."""
 
 import ast
-import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,17 +50,6 @@ def check(x, y):
     found = [(m.before, m.after) for m in mutants_of("f.py", source)]
     assert [before for before, after in found if after.endswith("XX'")] == ["'z'"]
     assert ("require(x > 0, 'x must be positive', x)", "pass") in found
-
-
-def test_a_mutant_is_imported_in_place_of_its_module():
-    from run import Finder
-
-    finder = Finder(SimpleNamespace(file="nnx/_biases.py", source="fault = 1"))
-    assert finder.find_spec("posenc_jax.linen._biases", None) is None
-    spec = finder.find_spec("posenc_jax.nnx._biases", None)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.fault == 1
 
 
 def test_an_interrupted_run_goes_on_and_counts_what_finds_each_fault(monkeypatch, tmp_path, capsys):

@@ -1,7 +1,7 @@
 """What the CUDA compiler makes of the library for an H200, no device needed: `nox -s "compile(cuda)"`.
 
-An elementwise function is one pass over memory, beside a table that heads share; a bias keeps one array for the heads to
-share, attention nothing of the size of its bias, and the derivative of a bias what is stated.
+An elementwise function is one pass over memory, beside a table that heads share. A bias keeps one array for the heads
+to share, attention nothing of the size of its bias, and the derivative of a bias what is stated.
 """
 
 import functools
@@ -60,9 +60,9 @@ def test_a_bias_keeps_one_array_for_the_heads_to_share(gpu, name, limit):
 
 @pytest.mark.parametrize("name", ["t5", "fire"])
 def test_what_the_derivative_of_a_bias_keeps(gpu, name):
-    # Near what was seen. T5: the cotangent with the heads last, and the sums of each query in 32 buckets, a 32nd of that;
-    # the compiler of JAX 0.10 also stores the index of the row, one for eight heads. FIRE: hidden features, and which of
-    # them are positive.
+    # Near what was seen. T5: the cotangent with the heads last, and the sums of each query in 32 buckets, a 32nd of
+    # that; the compiler of JAX 0.10 also stores the index of the row, one for eight heads. FIRE: hidden features, and
+    # which of them are positive.
     t5 = 1.032 if jax.__version_info__ >= (0, 12) else 1.157
     limit = {"t5": t5, "fire": 5.3}[name]
     assert gpu.compile(*derivative_of_bias(name)).temporaries <= limit * 4 * 8 * 1024**2

@@ -238,16 +238,6 @@ ocp.StandardCheckpointHandler.async_save = write
     assert found == {i: undisturbed[0]["t5"][i] for i in range(EVERY + 1, STEPS + 1)}
 
 
-def test_an_error_is_that_of_the_process_that_raised_it(start):
-    error = "raise program.jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: out of memory')"
-    status, _, errors = end(start("--variant", "t5", patch=at(2, process_1=error)))
-    assert status == 1
-    raised = r"^error: process 1 .* ended with status 1, after step 1 of t5.*\n(    .*\n)*    .*RESOURCE_EXHAUSTED"
-    assert re.search(raised, errors, re.M) and "process 1 lost another one" not in errors
-    (folder,) = start.temporary.glob("train_distributed-*")  # what they wrote is still there
-    shutil.rmtree(folder)
-
-
 def test_a_process_that_never_ends_is_ended(start):
     patch = "program.GRACE = 2\n" + at(2, process_0=SIGSTOP, process_1=f"time.sleep(1); {DYING}os._exit(0)")
     _, errors = errors_of_dying(start("--variant", "t5", patch=patch), grace=2)

@@ -1,7 +1,7 @@
 """Mutants of a module: its source with one small fault each, where a test should see it.
 
-Left alone: docstrings, annotations, decorators, the wording of messages (f-strings, strings with replacement fields, and
-what a `raise` or a call in `WORDING` says), imports, and `assert`, which is for the type checker.
+Left alone: docstrings, annotations, decorators, the wording of messages (f-strings, strings with replacement fields,
+and what a `raise` or a call in `WORDING` says), imports, and `assert`, which is for the type checker.
 """
 
 from __future__ import annotations

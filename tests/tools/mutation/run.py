@@ -7,16 +7,16 @@ The tests first run once as they are, to learn which lines each of them runs and
 module in a process of its own, which runs the tests that reach its statement until one fails: first those of its own
 room (`tests/unit/ROOM`, and `tests/huggingface` for `hf`), then the others, the cheapest case of every test first.
 
-`--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws so
-many mutants, as many of each room as its size asks for. `--without` leaves out tests that are to be deleted, by the
-beginnings of their names (`tests/unit/x.py::test`), and tries only the mutants that they reach. What becomes of a mutant
-is kept in `build/mutation` too, so that a run that is interrupted goes on.
+`--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws
+so many mutants, as many of each room as its size asks for. `--without` leaves out tests that are to be deleted, by the
+beginnings of their names (`tests/unit/x.py::test`), and tries only the mutants that they reach. What becomes of a
+mutant is kept in `build/mutation` too, so that a run that is interrupted goes on.
 
 The draw by which tests are cut must not be the one by which the cut is accepted: take another seed.
 
-`survivors.json` gives the reason for the mutants that no test can kill: most change the speed alone, or nothing. It names
-them by their function and text, so it outlives a move. The exit status is 1 if fewer than 95 % of the others are killed,
-or if all were tried and one survives.
+`survivors.json` gives the reason for the mutants that no test can kill: most change the speed alone, or nothing. It
+names them by their function and text, so it outlives a move. The exit status is 1 if fewer than 95 % of the others are
+killed, or if all were tried and one survives.
 """
 
 from __future__ import annotations
@@ -48,7 +48,15 @@ ROOT = Path(__file__).parents[3]
 FOLDER, WORK = ROOT / "posenc_jax", ROOT / "build" / "mutation"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 # These look at other programs, at pages or at whole models.
-NOT_RUN = {"test_demo", "test_evidence", "test_findings", "test_benchmarks", "test_closeness", "test_mutation"}
+NOT_RUN = {
+    "test_demo",
+    "test_evidence",
+    "test_findings",
+    "test_docs",
+    "test_benchmarks",
+    "test_closeness",
+    "test_mutation",
+}
 TESTS = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("tests/*", "tests/unit/*")
@@ -297,8 +305,8 @@ def run(
 def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mutant], int]:
     """(mutants of the modules, how many there are in all)
 
-    A sample takes the share of each room, and in it the mutants of the smallest hashes: a change of some lines leaves the
-    others in it.
+    A sample takes the share of each room, and in it the mutants of the smallest hashes: a change of some lines leaves
+    the others in it.
     """
     from mutants import mutants_of
 
@@ -319,7 +327,7 @@ def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mu
 
 
 def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[str, str], options: Any) -> int:
-    """Tries the mutants drawn that no earlier run tried; prints what becomes of all of them, and a table of the rooms."""
+    """Tries the mutants drawn that no earlier run tried; prints what becomes of each, and a table of the rooms."""
     tests, start = set(found["seconds"]), time.monotonic()
     chosen = [(mutant, tests_for(mutant, found)) for mutant in drawn]
     if options.without:
