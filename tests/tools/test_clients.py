@@ -86,7 +86,7 @@ class Rope(Module):
 
   def __call__(self, x, *, key=None):
     """Turns x."""
-    width = x.shape[-1]
+    length, width = x.shape
     if width % 2:
       raise ValueError("odd")
     angle = jnp.arange(width)
@@ -129,4 +129,4 @@ def test_a_patch_under_a_guard_keeps_their_lines():
     new = patches.rewritten(THEIRS, OURS, {"Rope.__call__": "rope"}, ("here()", ["import jax"]))
     added = "    if here():\n      import jax\n      import posenc_jax as pe\n\n"
     added += "".join(f"  {line}\n" for line in BODY.splitlines()) + "\n"
-    assert new == THEIRS.replace("    width = x", added + "    width = x")
+    assert new == THEIRS.replace("    length, width", added + "    length, width")

@@ -75,6 +75,11 @@ def test_prompts_of_several_lengths_over_devices(tmp_path):
         alone = generate.prefill(model, [prompt], LENGTH, chunk=CHUNK)
         assert_within(together[0][row], alone[0][0], 1e-5, against="alone")
         np.testing.assert_array_equal(got[:, row], [t[0] for t in generate.continued(model, alone, 8)])
+    # And as the whole text gives it without a cache.
+    text = np.int32([*prompts[1], *got[:, 1]])[None]
+    positions = np.arange(text.shape[1], dtype=np.int32)[None]
+    whole = nnx.jit(lambda model, text: model.logits(model(text, positions)[0]))(model, text)
+    np.testing.assert_array_equal(np.argmax(whole[0, 18:-1], -1), got[:, 1])
 
 
 def test_drawn_tokens_and_their_end():

@@ -152,7 +152,7 @@ CASES = [
     Case("pope, bfloat16", partial(pe.pope, head_axis=-2), (QB,), table=2 * 4096),  # a TPU spreads pairs in a pass
     Case("pope, phase, (batch, seq), bfloat16", with_phase, (bf16(*EACH), f32(16, 128), i32(8, 1024))),
     Case("offset_similarity, both", pe.offset_similarity, (f32(131_072), f32(64)), elementwise=False),
-    Case("timestep_embedding", partial(pe.timestep_embedding, dim=320), (f32(4096),), copies=2.3),
+    Case("timestep_embedding", partial(pe.timestep_embedding, dim=320, flip_sin_to_cos=True), (f32(4096),), copies=2.3),
     bias("alibi", 0.75),
     bias("t5", 2.4, table=4 * 1024),
     bias("kerple_log", 0.85, table=1024),
