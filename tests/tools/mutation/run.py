@@ -240,11 +240,11 @@ def own_tests(room: str) -> tuple[str, ...]:
 def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
     """Those that reach its statement, its own room's first: the cheapest case of each test, then the second, ….
 
-    A statement that runs at import is reached by all tests, and those that run a line of its file come before others.
+    A statement that no test runs, runs at import: all tests may see it, first those that run a line of its file.
     """
     lines, seconds, own = found["lines"].get(mutant.file, {}), found["seconds"], own_tests(mutant.room)
     in_file = {test for tests in lines.values() for test in tests}
-    here = {test for line in mutant.lines for test in lines.get(str(line), [])} if mutant.lines else set(seconds)
+    here = {test for line in mutant.lines for test in lines.get(str(line), [])} or set(seconds)
     here |= {test for test in seconds if test.startswith(LOOK_AT_NAMES)}  # and defaults, which no line shows
     here = {test.split("[")[0] for test in here}  # cases may share what the first of them computes
     ranks, cases = {}, Counter()
