@@ -107,11 +107,13 @@ def _mesh(pod, shape, kind):
 
 
 textbook = partial(encodings.textbook, xp=jnp, dtype=np.float32)
+TEXTBOOK = Case("textbook formula, float32 phases", partial(textbook, dim=128), (((N,), I32, P(S)),), P(S))
+rotary = partial(pe.rotary, head_axis=-2)
 
 
 def _back(dy, **settings):
-    """The derivative by what was turned, which it does not ask for."""
-    return jax.vjp(partial(pe.rotary, head_axis=-2, **settings), jnp.zeros_like(dy))[1](dy)[0]
+    """The derivative by what was rotated, which it does not ask for."""
+    return jax.vjp(partial(rotary, **settings), jnp.zeros_like(dy))[1](dy)[0]
 
 
 def _fire(i, j, *mlp):
@@ -126,23 +128,20 @@ def _array(*shape):
 def cases(pod):
     """All of them; arrays of batches and heads have as many as the mesh asks for."""
     d, s, h = (PODS | SIZES | LARGEST)[pod]
-    n = d * s * h
-    row, rows, headed, long = P(S), P(None, S), P(D, S, H), 2**21 * s
-    p, w, keys, slopes = ((N,), I32, row), _array(64), ((16,), I32, P()), _array(8)
+    n, long = d * s * h, 2**21 * s
+    row, rows, headed = P(S), P(None, S), P(D, S, H)
+    p, keys, slopes = ((N,), I32, row), ((16,), I32, P()), _array(8)
     x, wide = ((1, N, 128), F32, rows), ((1, N, 512), BF16, rows)
     q, few = (((1, N, heads, 128), BF16, rows) for heads in (4, 2))
+    x3, q3 = ((d, long, 1024 * h), BF16, headed), ((d, long, 8 * h, 128), BF16, headed)
     patches = (N // 4096, 4096, 2, 128), BF16, row  # of images, each with a camera
-    each, q3 = ((d, long), I32, P(D, S)), ((d, long, 8 * h, 128), BF16, headed)
-    x3 = (d, long, 1024 * h), BF16, headed
-    table, shift = partial(pe.sinusoidal, frequencies=128), partial(pe.shift, frequencies=128)
-    matrix, similarity = (partial(f, frequencies=128) for f in (pe.rotation_matrix, pe.offset_similarity))
-    half, interleaved = ({"layout": layout} for layout in ("half", "interleaved"))
-    explicit, three = {"mode": "explicit"}, {"three": True, "length": long}
-    offsets = N // 256
-    # What a device keeps for each of its positions: two waves of float32; what the heads share, for each of 16 keys, and
-    # words of the position; a lookup before its check. The Fourier features are as they were seen: both waves before
-    # they stand side by side.
-    waves, distance = {"kept": 2 * 128 * 4}, {"kept": 16 * 4 + 4}
+    offsets = ((N // 256,), I32, row)
+    table, shift = (partial(f, frequencies=128) for f in (pe.sinusoidal, pe.shift))
+    interleaved, explicit, three = {"layout": "interleaved"}, {"mode": "explicit"}, {"three": True, "length": long}
+    # What a device keeps for each of its positions: cosines and sines of float32; what the heads share, for each of 16
+    # keys, and words of the position; a lookup before its check. The Fourier features are as they were seen: cosines
+    # and sines before they stand side by side.
+    pairs, distance = {"kept": 2 * 128 * 4}, {"kept": 16 * 4 + 4}
 
     def shards(order):
         return pe.shard_positions(N, n, order=order)
@@ -153,8 +152,8 @@ def cases(pod):
     return [
         Case("sinusoidal", table, (p,), row),
         Case("sinusoidal, bfloat16", partial(table, dtype=BF16), (p,), row),
-        Case("sinusoidal, half", partial(table, **half), (p,), row),
-        Case("sinusoidal, array frequencies", pe.sinusoidal, (p, w), row),
+        Case("sinusoidal, half", partial(table, layout="half"), (p,), row),
+        Case("sinusoidal, array frequencies", pe.sinusoidal, (p, _array(64)), row),
         Case("sinusoidal, zigzag", lambda: table(shards("zigzag")), (), row),
         *(own(order) for order in ("contiguous", "zigzag", "striped")),
         Case("add_sinusoidal", pe.add_sinusoidal, (wide, p), rows),
@@ -163,40 +162,22 @@ def cases(pod):
         Case("add_sinusoidal, batch and width", pe.add_sinusoidal, (x3,), headed, **three),
         Case("add_sinusoidal, batch and width, Explicit", pe.add_sinusoidal, (x3,), headed, **explicit, **three),
         Case("add_sinusoidal, 2³¹ positions", pe.add_sinusoidal, (((1, 2 * N, 256), BF16, rows),), rows, length=2 * N),
-        Case("rotary, half", functools.partial(pe.rotary, head_axis=-2), (q, p), rows, **waves),
-        Case("rotary, half, counted", functools.partial(pe.rotary, head_axis=-2), (q,), rows, **waves),
-        Case(
-            "rotary, half, counted, Explicit",
-            functools.partial(pe.rotary, head_axis=-2),
-            (q,),
-            rows,
-            **waves,
-            **explicit,
-        ),
-        Case("rotary, half, backward", _back, (q,), rows, **waves),
-        Case("rotary, interleaved", partial(pe.rotary, head_axis=-2, **interleaved), (q, p), rows, **waves),
-        Case("rotary, interleaved, backward", partial(_back, **interleaved), (q,), rows, **waves),
-        Case("rotary, two heads", functools.partial(pe.rotary, head_axis=-2), (few,), rows),
-        Case(
-            "rotary, batch and heads", functools.partial(pe.rotary, head_axis=-2), (q3, each), headed, **waves, **three
-        ),
-        Case(
-            "rotary, batch and heads, counted, Explicit",
-            functools.partial(pe.rotary, head_axis=-2),
-            (q3,),
-            headed,
-            **waves,
-            **explicit,
-            **three,
-        ),
-        Case(
-            "xpos", functools.partial(pe.xpos, head_axis=-2), (few, few, p), rows, 2 * 128 * 4 + 2 * 4
-        ),  # and two words of the position for its decay
+        Case("rotary, half", rotary, (q, p), rows, **pairs),
+        Case("rotary, half, counted", rotary, (q,), rows, **pairs),
+        Case("rotary, half, counted, Explicit", rotary, (q,), rows, **pairs, **explicit),
+        Case("rotary, half, backward", _back, (q,), rows, **pairs),
+        Case("rotary, interleaved", partial(rotary, **interleaved), (q, p), rows, **pairs),
+        Case("rotary, interleaved, backward", partial(_back, **interleaved), (q,), rows, **pairs),
+        Case("rotary, two heads", rotary, (few,), rows),
+        Case("rotary, batch and heads", rotary, (q3, ((d, long), I32, P(D, S))), headed, **pairs, **three),
+        Case("rotary, batch and heads, counted, Explicit", rotary, (q3,), headed, **pairs, **explicit, **three),
+        # And two words of the position for its decay.
+        Case("xpos", partial(pe.xpos, head_axis=-2), (few, few, p), rows, 2 * 128 * 4 + 2 * 4),
         Case("prope", partial(pe.prope, role="key", head_axis=-2), (patches, ((N // 4096, 1, 4, 4), F32, row)), row),
         Case("shift", shift, (x, ((), I32, P())), rows),
         Case("shift, each by its own", shift, (x, ((1, N), I32, rows)), rows),
-        Case("rotation_matrix", matrix, (((offsets,), I32, row),), row, length=offsets),
-        Case("offset_similarity", similarity, (p,), row),
+        Case("rotation_matrix", partial(pe.rotation_matrix, frequencies=128), (offsets,), row, length=N // 256),
+        Case("offset_similarity", partial(pe.offset_similarity, frequencies=128), (p,), row),
         Case("learned", pe.learned, (p, ((8192, 128), BF16, P())), row, 128 * 2),
         Case("add_learned", pe.add_learned, (x, _array(8192, 128), p), rows, 128 * 4),
         Case("fourier_features", pe.fourier_features, (((N, 4), F32, row), _array(4, 64)), row, 1200),
@@ -208,6 +189,3 @@ def cases(pod):
         Case("fire", _fire, (p, keys, _array(32), _array(32), _array(32, 8), _array(8)), rows, 16 * 9 * 4 + 8),
         Case("sandwich", partial(pe.sandwich, heads=8, frequencies=128), (p, keys), rows, **distance),
     ]
-
-
-TEXTBOOK = Case("textbook formula, float32 phases", partial(textbook, dim=128), (((N,), I32, P(S)),), P(S))

@@ -1,8 +1,8 @@
 """What the project holds, against `tests/budget.toml`: `python tests/tools/budget.py [--lower]`.
 
 It prints each number beside its budget, and its exit status is 1 if one is exceeded. `--lower` writes numbers that have
-become smaller; none is ever raised by a program. The programs that tests compile are counted by the tests, and the home page
-by `nox -s docs`, whose site this reads if it is there.
+become smaller; none is ever raised by a program. The programs that tests compile are counted by the tests, and the home
+page by `nox -s docs`, whose site this reads if it is there.
 """
 
 from __future__ import annotations

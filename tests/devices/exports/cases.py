@@ -1,6 +1,8 @@
 """What is exported on one version of JAX and loaded on another: what computes with positions and tables."""
 
-import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,19 +13,36 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers import biases, of_positions
-from helpers.modules import drawn
 from posenc_jax import nnx as modules
 from posenc_jax.hf import rotary_from_config
 
-ROWS, DIM = len(of_positions.X), of_positions.DIM
+RNG, DIM = np.random.default_rng(0), 12
+POSITIONS = RNG.integers(-(2**31), 2**31, 64).astype(np.int32)
+X = RNG.normal(size=(64, DIM)).astype(np.float32)
+TABLE = RNG.normal(size=(32, DIM)).astype(np.float32)
+ROWS, QUERIES, KEYS = (np.arange(*of, dtype=np.int32) for of in ((64,), (100, 112), (112,)))
 SLOPES = np.linspace(0.1, 0.9, 4, dtype=np.float32)
-BIASES = {name: bias.beside(4)[0] for name, bias in biases.BIASES.items()}
-TABLE = np.linspace(-1, 1, 32 * DIM, dtype=np.float32).reshape(32, DIM)
-QUERIES, KEYS = np.arange(100, 112, dtype=np.int32), np.arange(112, dtype=np.int32)
-# Where a library function of the CPU's or a sum in an order of its own is in it, another version may round otherwise.
-ROUNDED = ("kerple_log", "kerple_power", "fire", "sandwich", "alibi, derivative", "t5, derivative", "offset_similarity")
-ROUNDED += ("attention", "fourier_features", "resize_table")
+
+
+class Case(NamedTuple):
+    """A function and its arguments, whose first axes are of any size, but for those whose indices are in `fixed`.
+
+    Where a library function of the CPU's or a sum in an order of its own is in it, another version may round otherwise.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[np.ndarray, ...]
+    fixed: tuple[int, ...] = ()
+    derivative: bool = False  # by the last argument too
+    rounded: bool = False
+
+    @property
+    def shapes(self):
+        """Those that are exported; equal sizes stay equal."""
+        sizes = dict(zip((64, 12, 112), export.symbolic_shape("n, m, k"), strict=True))
+        first = [len(x) if i in self.fixed else sizes[len(x)] for i, x in enumerate(self.arguments)]
+        pairs = zip(first, self.arguments, strict=True)
+        return [jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for size, x in pairs]
 
 
 def sharding():
@@ -33,76 +52,47 @@ def sharding():
 
 def sharded(p, x):
     """Exported for eight devices."""
-    p, x = (jax.lax.with_sharding_constraint(a, sharding()) for a in (p, x))
-    return pe.rotary(x, p, head_axis=None)
+    return rotate(*(jax.lax.with_sharding_constraint(a, sharding()) for a in (p, x)))
+
+
+def rotate(p, x, frequencies=None, **settings):
+    return pe.rotary(x, p, frequencies, head_axis=None, **settings)
 
 
 def attend(p, x):
     """Its own derivative, tiles that are passed over, and a bias."""
-    bias = functools.partial(pe.alibi, heads=4)
+    bias = partial(pe.alibi, heads=4)
     return pe.attention(x, x, x, bias=bias, query_positions=p, key_positions=p, causal=True, block_size=5)
 
 
-def others():
-    """name → (function, its arguments, their axes that are n when exported, whether the last has a derivative)."""
-    p, rows, x = of_positions.POSITIONS, np.arange(ROWS, dtype=np.int32) % 32, of_positions.X
-    pairs, triples = (np.stack([p // 2**k for k in range(count)], -1) for count in (2, 3))
-    heads = x[:48].reshape(3, 12, 4, 4)
-    sections = pe.multi_section(pe.geometric(DIM), (2, 2, 2))
-    return {
-        "rotation_matrix": (lambda p: pe.rotation_matrix(p, DIM), (p,), (0,), False),
-        "offset_similarity": (lambda p: pe.offset_similarity(p, DIM), (p,), (0,), False),
-        "timestep_embedding": (lambda p: pe.timestep_embedding(p, DIM), (of_positions.FLOATS,), (0,), False),
-        "fourier_features": (lambda c, b: pe.fourier_features(c, b), (x[:, :2], TABLE[:2]), (0, None), True),
-        "learned": (lambda p, table: pe.learned(p, table), (rows, TABLE), (0, None), True),
-        "add_learned": (lambda p, x: pe.add_learned(x, TABLE, p), (rows, x), (0, 0), True),
-        "resize_table": (lambda table: pe.resize_table(table, (6, 10)), (TABLE.reshape(4, 8, DIM),), (None,), True),
-        "positions_from_segments": (pe.positions_from_segments, (rows // 5,), (0,), False),
-        "positions_from_lengths": (
-            lambda n: pe.positions_from_lengths(n, 64),
-            (rows.reshape(-1, 4) // 2,),
-            (0,),
-            False,
-        ),
-        "shard_positions": (
-            lambda n: pe.shard_positions(64, 2, order="zigzag", lengths=n),
-            (rows.reshape(-1, 4) % 4 * 4,),
-            (0,),
-            False,
-        ),
-        "positions_from_mask": (pe.positions_from_mask, (rows % 3 > 0,), (0,), False),
-        "two axes": (lambda p: pe.sinusoidal(p, pe.axial(DIM, 2)), (pairs,), (0,), False),
-        "sections": (lambda p, x: pe.rotary(x, p, sections, head_axis=None), (triples, x), (0, 0), True),
-        "attention": (attend, (np.arange(12, dtype=np.int32), heads), (None, 0), True),
-        "alibi, derivative": (pe.alibi, (QUERIES, KEYS, SLOPES), (0, None, None), True),
-        "t5, derivative": (pe.t5, (QUERIES, KEYS, TABLE[:, :4]), (0, None, None), True),
-    }
-
-
 def cases():
-    """name → (function, its arguments, their shapes when exported, whether the last has a derivative)."""
-    (n,), (m, k) = export.symbolic_shape("n"), export.symbolic_shape("m, k")
-    struct = jax.ShapeDtypeStruct
-    in_float32 = lambda f: lambda p, x: f(p, x).astype(jnp.float32)  # noqa: E731 - a file of NumPy has no bfloat16
-    every = {
-        name: (
-            in_float32(f),
-            (p, of_positions.X),
-            (struct((n,), p.dtype), struct((n, DIM), jnp.float32)),
-            not name.startswith(("xpos", "pope")),
-        )
-        for name, (f, p) in of_positions.CASES.items()
+    """Cases by name."""
+    mixed, floats = (POSITIONS, X), POSITIONS.astype(np.float32) / 2**17
+    triples = np.stack([POSITIONS, ROWS, ROWS // 2], -1)
+    sections = pe.multi_section(DIM, (2, 2, 2))
+    biases = {
+        "kerple_log": lambda i, j: pe.kerple_log(i, j, SLOPES, SLOPES),
+        "fire": lambda i, j: pe.fire(i, j, (SLOPES, SLOPES, TABLE[:4, :4], SLOPES), c=0.1, threshold=50.0),
+        "sandwich": lambda i, j: pe.sandwich(i, j, 4, DIM),
     }
-    for name, (f, arguments, axes, derivative) in others().items():
-        shapes = [
-            tuple(n if i == axis else s for i, s in enumerate(x.shape)) for x, axis in zip(arguments, axes, strict=True)
-        ]
-        every[name] = f, arguments, [struct(s, x.dtype) for s, x in zip(shapes, arguments, strict=True)], derivative
-    tile = struct((m,), jnp.int32), struct((k,), jnp.int32)
-    every |= {name: (f, (QUERIES, KEYS), tile, False) for name, f in BIASES.items()}
-    arguments = of_positions.POSITIONS, of_positions.X
-    whole = tuple(struct(a.shape, a.dtype) for a in arguments)
-    return every | {"sharded": (sharded, arguments, whole, False)}
+    with_derivative = {"derivative": True, "rounded": True}
+    return {
+        "sinusoidal": Case(lambda p: pe.sinusoidal(p, DIM), (POSITIONS,)),
+        "add_sinusoidal": Case(lambda p, x: pe.add_sinusoidal(x, p, scale=1.7), mixed, derivative=True),
+        "shift": Case(lambda p, x: pe.shift(x, p, DIM), mixed, derivative=True),
+        "fourier_features": Case(pe.fourier_features, (X[:, :2], TABLE[:2]), fixed=(1,), **with_derivative),
+        "rotary": Case(rotate, mixed, derivative=True),
+        "rotary, float positions": Case(partial(rotate, layout="interleaved"), (floats, X), derivative=True),
+        "rotary, sections": Case(partial(rotate, frequencies=sections), (triples, X), derivative=True),
+        "pope": Case(lambda p, x: pe.pope(x, p, head_axis=None), mixed),
+        "learned": Case(pe.learned, (ROWS % 32, TABLE), fixed=(1,), derivative=True),
+        "positions_from_segments": Case(pe.positions_from_segments, (ROWS // 5,)),
+        "attention": Case(attend, (QUERIES, X[:48].reshape(3, 12, 4, 4)), fixed=(0, 1), **with_derivative),
+        "alibi": Case(pe.alibi, (QUERIES, KEYS, SLOPES), fixed=(1, 2), **with_derivative),
+        "t5": Case(pe.t5, (QUERIES, KEYS, TABLE[:, :4]), fixed=(1, 2), **with_derivative),
+        **{name: Case(bias, (QUERIES, KEYS), rounded=True) for name, bias in biases.items()},
+        "sharded": Case(sharded, mixed, fixed=(0, 1)),
+    }
 
 
 def derivative_of(f, arguments):
@@ -123,22 +113,18 @@ def objects():
     return {"spectrum": spectrum, "plan": plan, "function": pe.rotary}
 
 
-def biases_of_modules():
-    """name → a module with drawn parameters, and its bias; their states are checkpoints."""
-    rng = np.random.default_rng(0)
-    makers = {
-        "T5Bias": lambda: modules.T5Bias(4, rngs=nnx.Rngs(0)),
-        "KERPLE": lambda: modules.KERPLE(4, rngs=nnx.Rngs(0)),
-        "FIRE": lambda: modules.FIRE(4, rngs=nnx.Rngs(0)),
-        "RelativePositionBias": lambda: modules.RelativePositionBias((20,), 4, out_of_range="zeros", rngs=nnx.Rngs(0)),
-    }
-    return {name: drawn(make, rng) for name, make in makers.items()}
+# Modules of biases, whose states are checkpoints.
+MODULES = {
+    "T5Bias": lambda: modules.T5Bias(4, rngs=nnx.Rngs(0)),
+    "KERPLE": lambda: modules.KERPLE(4, rngs=nnx.Rngs(0)),
+    "FIRE": lambda: modules.FIRE(4, rngs=nnx.Rngs(0)),
+}
 
 
-def bias_of(module):
-    return np.asarray(jax.jit(lambda module: module(QUERIES, KEYS))(module))
+def bias_of(graph, state):
+    return np.asarray(jax.jit(lambda state: nnx.merge(graph, state)(QUERIES, KEYS))(state))
 
 
-def flat(module):
-    """The arrays of its state by their names, as a checkpoint has them."""
-    return {".".join(map(str, path)): np.asarray(x[...]) for path, x in nnx.to_flat_state(nnx.state(module))}
+def flat(state):
+    """Its arrays by their names, as a checkpoint has them."""
+    return {".".join(map(str, path)): np.asarray(x[...]) for path, x in nnx.to_flat_state(state)}

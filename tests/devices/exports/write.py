@@ -11,7 +11,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from cases import bias_of, biases_of_modules, cases, derivative_of, flat, objects
+from cases import MODULES, bias_of, cases, derivative_of, flat, objects
+from flax import nnx
 from jax import export
 
 import conftest  # noqa: F401  eight devices
@@ -19,18 +20,20 @@ from posenc_jax.hf import plan_to_config
 
 
 def main(folder):
-    for name, (f, arguments, shapes, derivative) in cases().items():
-        made = export.export(jax.jit(f), platforms=("cpu", "cuda", "tpu"))(*shapes)
-        (folder / f"{name}.bin").write_bytes(made.serialize(vjp_order=int(derivative)))
-        results = {"y": np.asarray(jax.jit(f)(*arguments))}
-        if derivative:
-            results["dx"] = np.asarray(jax.jit(functools.partial(derivative_of, f))(arguments))
+    for name, case in cases().items():
+        made = export.export(jax.jit(case.function), platforms=("cpu", "cuda", "tpu"))(*case.shapes)
+        (folder / f"{name}.bin").write_bytes(made.serialize(vjp_order=int(case.derivative)))
+        results = {"y": np.asarray(jax.jit(case.function)(*case.arguments))}
+        if case.derivative:
+            results["dx"] = np.asarray(jax.jit(functools.partial(derivative_of, case.function))(case.arguments))
         np.savez(folder / f"{name}.npz", **results)
     (folder / "objects.pickle").write_bytes(pickle.dumps(objects()))
     (folder / "plan.json").write_text(json.dumps(plan_to_config(objects()["plan"])))
-    (folder / "states").mkdir()
-    for name, module in biases_of_modules().items():
-        np.savez(folder / "states" / f"{name}.npz", **flat(module), result=bias_of(module))
+    rng = np.random.default_rng(0)
+    for name, make in MODULES.items():
+        graph, state = nnx.split(make())
+        state = jax.tree.map(lambda w: (0.3 * rng.normal(size=w.shape)).astype(w.dtype), state)
+        np.savez(folder / f"state of {name}.npz", **flat(state), result=bias_of(graph, state))
     (folder / "version").write_text(jax.__version__)
 
 

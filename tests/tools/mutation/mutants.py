@@ -1,7 +1,7 @@
 """Mutants of a module: its source with one small fault each, where a test should see it.
 
-Left alone: docstrings, annotations, decorators, the wording of messages (f-strings, strings with replacement fields, and
-what a `raise` or a call in `WORDING` says), imports, and `assert`, which is for the type checker.
+Left alone: docstrings, annotations, decorators, the wording of messages (f-strings, strings with replacement fields,
+and what a `raise` or a call in `WORDING` says), imports, and `assert`, which is for the type checker.
 """
 
 from __future__ import annotations
@@ -92,10 +92,8 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
     """What a node may become."""
     changed = lambda **fields: _replaced(node, **fields)  # noqa: E731
     match node:
-        case ast.BinOp() if type(node.op) in BINARY:
-            yield changed(op=BINARY[type(node.op)]())
-        case ast.AugAssign() if type(node.op) in BINARY:
-            yield changed(op=BINARY[type(node.op)]())
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in BINARY:
+            yield changed(op=BINARY[type(op)]())
         case ast.Compare():
             for i, op in enumerate(node.ops):
                 yield changed(ops=[COMPARE[type(op)]() if i == j else o for j, o in enumerate(node.ops)])

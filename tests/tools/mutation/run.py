@@ -7,16 +7,16 @@ The tests first run once as they are, to learn which lines each of them runs and
 module in a process of its own, which runs the tests that reach its statement until one fails: first those of its own
 room (`tests/unit/ROOM`, and `tests/huggingface` for `hf`), then the others, the cheapest case of every test first.
 
-`--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws so many mutants, as many of each room as its size
-asks for. `--without` leaves out tests that are to be deleted, by the beginnings of their names (`tests/unit/x.py::test`), and
-tries only the mutants that they reach. What becomes of a mutant is kept in `build/mutation` too, so that a run that is
-interrupted goes on; `--fresh` starts over.
+`--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws
+so many mutants, as many of each room as its size asks for. `--without` leaves out tests that are to be deleted, by the
+beginnings of their names (`tests/unit/x.py::test`), and tries only the mutants that they reach. What becomes of a
+mutant is kept in `build/mutation` too, so that a run that is interrupted goes on.
 
 The draw by which tests are cut must not be the one by which the cut is accepted: take another seed.
 
-`survivors.json` gives the reason for the mutants that no test can kill: most change the speed alone, or nothing. It names
-them by their function and text, so it outlives a move. The exit status is 1 if fewer than 95 % of the others are killed,
-or if all were tried and one survives.
+`survivors.json` gives the reason for the mutants that no test can kill: most change the speed alone, or nothing. It
+names them by their function and text, so it outlives a move. The exit status is 1 if fewer than 95 % of the others are
+killed, or if all were tried and one survives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -120,16 +119,12 @@ class Reach:
         return {name: data.contexts_by_lineno(file) for file, name in files.items()}
 
 
-class Outcomes:
-    """A plugin of pytest: runs the tests given, in their order, and writes what becomes of each, for `seconds` of CPU."""
+class Chosen:
+    """A plugin of pytest: runs the tests given, in their order, for `seconds` of CPU, and writes which one it began."""
 
-    def __init__(self, tests: Sequence[str], known: set[str], file: Path, seconds: float) -> None:
+    def __init__(self, tests: Sequence[str], known: set[str], began: Path, seconds: float) -> None:
         self.rank, self.known = {test: i for i, test in enumerate(tests)}, known
-        self.file, self.seconds, self.failed = file.open("a"), seconds, False
-
-    def _write(self, word: str, nodeid: str) -> None:
-        self.file.write(f"{word} {nodeid}\n")
-        self.file.flush()
+        self.began, self.seconds = began, seconds
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -139,21 +134,12 @@ class Outcomes:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:  # a file of tests calls the library when it is imported
-            self._write("fail", report.nodeid)
+            self.began.write_text(report.nodeid)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.failed = False
-        self._write("start", nodeid)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.failed |= report.failed
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._write("fail" if self.failed else "pass", nodeid)
-
-    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         if time.process_time() > self.seconds:
-            item.session.shouldstop = "the time of this mutant is over"
+            os._exit(pytest.ExitCode.OK)
+        self.began.write_text(nodeid)
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -180,7 +166,7 @@ def fork(work: Callable[[], Any], log: str | Path = os.devnull) -> int:
     child = os.fork()
     if child:
         return child
-    status = 3
+    status = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
         os.setsid()
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -205,16 +191,19 @@ def ending(children: Iterable[int]) -> Iterator[None]:
                 os.killpg(child, signal.SIGKILL)
 
 
+def short_hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
 def fingerprint() -> str:
     """Of the library and its tests."""
     files = sorted(path for name in ("posenc_jax", "tests", "conformance") for path in (ROOT / name).rglob("*.py"))
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    return short_hash(b"\0".join(path.read_bytes() for path in files))
 
 
 def reach(jobs: int, tier: str, files: Sequence[str]) -> dict[str, Any]:
     """What the first run found: the seconds and lines of each test of a tier, which is an expression of pytest's -m."""
-    of_files = hashlib.sha256(" ".join(files).encode()).hexdigest()[:8]
-    kept = WORK / f"reach-{tier.replace(' ', '-')}-{fingerprint()}-{of_files}.json"
+    kept = WORK / f"reach-{short_hash(f'{fingerprint()} {tier} {files}'.encode())}.json"
     if kept.exists():
         return json.loads(kept.read_text())
 
@@ -226,30 +215,21 @@ def reach(jobs: int, tier: str, files: Sequence[str]) -> dict[str, Any]:
         (WORK / f"{i}.json").write_text(json.dumps({"seconds": plugin.seconds, "lines": plugin.lines()}))
         return status
 
-    children = {i: fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(jobs)}
+    children = {i: fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(min(jobs, len(files)))}
+    found = {"seconds": {}, "lines": defaultdict(lambda: defaultdict(list))}
     with ending(children.values()):
-        for i in range(jobs):
-            _, status = os.waitpid(children[i], 0)
+        for i, child in sorted(children.items()):
+            _, status = os.waitpid(child, 0)
             del children[i]
             if status:
                 sys.exit((WORK / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
-    found = {"seconds": {}, "lines": defaultdict(lambda: defaultdict(list))}
-    for i in range(jobs):
-        part = json.loads((WORK / f"{i}.json").read_text())
-        found["seconds"] |= part["seconds"]
-        for file, lines in part["lines"].items():
-            for line, tests in lines.items():
-                found["lines"][file][line] += [test for test in tests if test]
+            part = json.loads((WORK / f"{i}.json").read_text())
+            found["seconds"] |= part["seconds"]
+            for file, lines in part["lines"].items():
+                for line, tests in lines.items():
+                    found["lines"][file][line] += filter(None, tests)
     kept.write_text(json.dumps(found))
     return found
-
-
-@functools.cache
-def users_of(file: str) -> list[str]:
-    """A module and those that import it."""
-    package, _, name = f"posenc_jax.{module_of(file)}".rpartition(".")
-    imports = re.compile(rf"^from {re.escape(package)}(\.| import .*\b){name}\b", re.M)
-    return [file, *(other for other in FILES if imports.search((FOLDER / other).read_text(encoding="utf-8")))]
 
 
 def own_tests(room: str) -> tuple[str, ...]:
@@ -260,99 +240,78 @@ def own_tests(room: str) -> tuple[str, ...]:
 def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
     """Those that reach its statement, its own room's first: the cheapest case of each test, then the second, ….
 
-    A case of another room comes after all cases of the own room, however cheap it is.
+    A statement that no test runs, runs at import: all tests may see it, first those that run a line of its file.
     """
-    lines, seconds = found["lines"].get(mutant.file, {}), found["seconds"]
-    here = {test for line in mutant.lines for test in lines.get(str(line), [])}
-    if not here:  # it runs at import: every test of the module, of its importers and of tables
-        users = [found["lines"].get(file, {}) for file in users_of(mutant.file)]
-        here = {test for lines in users for tests in lines.values() for test in tests} or set(seconds)
-        running = {test for lines in found["lines"].values() for tests in lines.values() for test in tests}
-        here |= set(seconds) - running
+    lines, seconds, own = found["lines"].get(mutant.file, {}), found["seconds"], own_tests(mutant.room)
+    in_file = {test for tests in lines.values() for test in tests}
+    here = {test for line in mutant.lines for test in lines.get(str(line), [])} or set(seconds)
     here |= {test for test in seconds if test.startswith(LOOK_AT_NAMES)}  # and defaults, which no line shows
-    # Cases may share what the first of them computes.
-    here, cases = {test.split("[")[0] for test in here}, defaultdict(list)
+    here = {test.split("[")[0] for test in here}  # cases may share what the first of them computes
+    ranks, cases = {}, Counter()
     for test in sorted(seconds, key=seconds.get):
         if (function := test.split("[")[0]) in here:
-            cases[function].append(test)
-    own = own_tests(mutant.room)
-    ranks = {
-        test: (not test.startswith(own), i, seconds[test], test)
-        for tests in cases.values()
-        for i, test in enumerate(tests)
-    }
+            ranks[test] = not test.startswith(own), test not in in_file, cases[function], seconds[test], test
+            cases[function] += 1
     return sorted(ranks, key=ranks.__getitem__)
 
 
-def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, file: Path, seconds: float) -> int:
+def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, began: Path, seconds: float) -> int:
     """Runs the tests on the mutant in a process of its own, which it returns."""
 
     def work() -> int:
         sys.meta_path.insert(0, Finder(mutant))
-
         try:
             import posenc_jax.hf  # noqa: F401
         except Exception:
             return pytest.ExitCode.USAGE_ERROR
         files = [*dict.fromkeys(test.split("::")[0] for test in tests)]  # those of its own room first
-        return pytest.main([*FLAGS, "-m", tier, *files], plugins=[Outcomes(tests, known, file, seconds)])
+        return pytest.main([*FLAGS, "-m", tier, *files], plugins=[Chosen(tests, known, began, seconds)])
 
     return fork(work)
 
 
-def outcomes_in(file: Path) -> tuple[set[str], set[str], str | None]:
-    """(tests that failed, tests that passed, the one that had not ended or None)"""
-    rows = [line.split(" ", 1) for line in file.read_text().splitlines()]
-    named = {word: {test for w, test in rows if w == word} for word in ("start", "fail", "pass")}
-    hanging = named["start"] - named["fail"] - named["pass"]
-    return named["fail"], named["pass"], min(hanging, default=None)
-
-
 def run(
     chosen: Iterable[tuple[Mutant, list[str], float]], known: set[str], tier: str, jobs: int
-) -> Iterator[tuple[Mutant, str, set[str]]]:
-    """Yields (mutant, outcome, tests that fail) as they end, for (mutant, tests, CPU seconds) in `chosen`."""
+) -> Iterator[tuple[Mutant, str, str]]:
+    """Yields (mutant, outcome, the test that fails or "") as they end, for (mutant, tests, CPU seconds) in `chosen`."""
     waiting, running = list(chosen)[::-1], {}
     with ending(running):
         while waiting or running:
             while waiting and len(running) < jobs:
                 mutant, tests, seconds = waiting.pop()
                 if not tests:
-                    yield mutant, "not run by any test", set()
+                    yield mutant, "not run by any test", ""
                     continue
-                file = WORK / f"{time.monotonic_ns()}.txt"
-                file.touch()
-                child = try_mutant(mutant, tests, known, tier, file, seconds)
-                running[child] = mutant, file, time.monotonic() + HANGS
-            for child, (mutant, file, deadline) in list(running.items()):
+                began = WORK / f"{time.monotonic_ns()}.txt"
+                began.write_text("import")  # of the library, which every test does
+                child = try_mutant(mutant, tests, known, tier, began, seconds)
+                running[child] = mutant, began, time.monotonic() + HANGS
+            for child, (mutant, began, deadline) in list(running.items()):
                 done, status = os.waitpid(child, os.WNOHANG)
-                late = not done and time.monotonic() > deadline
-                if late:
+                if late := not done and time.monotonic() > deadline:
                     os.killpg(child, signal.SIGKILL)
-                    os.waitpid(child, 0)
+                    _, status = os.waitpid(child, 0)
                 if done or late:
                     del running[child]
-                    failed, passed, hanging = outcomes_in(file)
-                    file.unlink()
-                    code = None if late else os.waitstatus_to_exitcode(status)
-                    failed |= {hanging} - {None}  # it hangs, or Python itself dies
-                    if not failed | passed and code in (2, 4):
-                        failed = {"import"}  # of the library, which every test does
-                    word = "late" if late else "killed" if failed else "survived" if passed else "unclear"
-                    yield mutant, word, failed
+                    code, test = os.waitstatus_to_exitcode(status), began.read_text()
+                    began.unlink()
+                    # A test fails, files of tests or the library cannot be imported, or Python itself dies.
+                    killed = code in (1, 2, 4) or code < 0
+                    word = "late" if late else "killed" if killed else "unclear" if code else "survived"
+                    yield mutant, word, test if killed else ""
             time.sleep(0.02)
 
 
 def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mutant], int]:
     """(mutants of the modules, how many there are in all)
 
-    A sample takes the share of each room, and in it the mutants of the smallest hashes: a change of some lines leaves the
-    others in it.
+    A sample takes the share of each room, and in it the mutants of the smallest hashes: a change of some lines leaves
+    the others in it.
     """
     from mutants import mutants_of
 
     rooms = defaultdict(list)
-    for file in map(MODULES.__getitem__, modules):
+    for file in (MODULES[module] for module in modules):
         for mutant in mutants_of(file, (FOLDER / file).read_text(encoding="utf-8")):
             rooms[mutant.room].append(mutant)
     total = sum(map(len, rooms.values()))
@@ -368,16 +327,13 @@ def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mu
 
 
 def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[str, str], options: Any) -> int:
-    """Tries the mutants drawn that no earlier run tried; prints what becomes of all of them, and a table of the rooms."""
+    """Tries the mutants drawn that no earlier run tried; prints what becomes of each, and a table of the rooms."""
     tests, start = set(found["seconds"]), time.monotonic()
     chosen = [(mutant, tests_for(mutant, found)) for mutant in drawn]
     if options.without:
         left_out = {test for test in tests if test.startswith(tuple(options.without))}
         chosen = [(m, [t for t in reached if t not in left_out]) for m, reached in chosen if left_out & {*reached}]
         print(f"{len(left_out)} tests are left out; they reach {len(chosen)} of {len(drawn)} mutants", flush=True)
-    print(f"kept in {options.kept}", flush=True)
-    if options.fresh:
-        options.kept.unlink(missing_ok=True)
     options.kept.touch()
     finders = dict(map(json.loads, options.kept.read_text().splitlines()))
     waiting = [(m, reached, SHORT if m.name in reasons else LONG) for m, reached in chosen if m.address not in finders]
@@ -390,33 +346,27 @@ def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[s
         if outcome not in ("survived", "not run by any test"):
             sys.exit(f"{control.file} as it is fails a test")
     tried = run(waiting, tests, options.tier, options.jobs)
-    for i, (mutant, outcome, failed) in enumerate(tried, len(chosen) - len(waiting) + 1):
-        own = any(test.startswith((*own_tests(mutant.room), "import")) for test in failed)
-        finders[mutant.address] = ("own" if own else "others") if outcome in ("killed", "late") else "none"
+    for i, (mutant, outcome, test) in enumerate(tried, len(chosen) - len(waiting) + 1):
+        own = test.startswith((*own_tests(mutant.room), "import"))
+        finders[mutant.address] = ("own" if own else "others") if test else "none"
         with options.kept.open("a") as file:
             print(json.dumps([mutant.address, finders[mutant.address]]), file=file)
-        by = f" by {min(failed)}" if failed else f" ({reasons[mutant.name]})" if mutant.name in reasons else ""
+        by = f" by {test}" if test else f" ({reasons[mutant.name]})" if mutant.name in reasons else ""
         print(f"{i} of {len(chosen)}: {outcome}{by}: {mutant.file}:{mutant.line}: {mutant.name}", flush=True)
     counts = defaultdict(Counter)
     for mutant, _ in chosen:
         finder = finders[mutant.address]
         for room in (mutant.room, "all"):
             counts[room]["judged" if finder == "none" and mutant.name in reasons else finder] += 1
-    print(table(counts))
+    print("| room | found by its own tests | by others | by none | judged |", "| --- " * 5 + "|", sep="\n")
+    for room in sorted(counts, key=lambda room: (room == "all", room)):
+        print("|", room, *(f"| {counts[room][finder]}" for finder in ("own", "others", "none", "judged")), "|")
     dead, alive = counts["all"]["own"] + counts["all"]["others"], counts["all"]["none"]
     print(
         f"{dead} of {dead + alive} without a reason killed, {dead / max(dead + alive, 1):.1%}; "
-        f"{counts['all']['judged']} others have one; of {total} mutants in all; {time.monotonic() - start:.0f} s"
+        f"of {total} mutants in all; {time.monotonic() - start:.0f} s"
     )
     return alive > (0.05 * (dead + alive) if options.sample else 0)
-
-
-def table(counts: dict[str, Counter[str]]) -> str:
-    """For each room, how many faults its own tests find, how many others alone, and none; and those judged."""
-    names = "own", "others", "none", "judged"
-    rows = [(room, *(counts[room][name] for name in names)) for room in sorted(counts, key=lambda r: (r == "all", r))]
-    header = ("room", "found by its own tests", "by others", "by none", "judged"), ("---",) * 5
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [*header, *rows])
 
 
 def main() -> int:
@@ -428,7 +378,6 @@ def main() -> int:
     parser.add_argument("--default", action="store_true", help="the tests of `nox -s tests` alone")
     parser.add_argument("--own", action="store_true", help="only the tests of the rooms that are tried")
     parser.add_argument("--without", nargs="+", default=[], metavar="TEST", help="tests that are to be deleted")
-    parser.add_argument("--fresh", action="store_true", help="start over instead of going on where a run ended")
     options = parser.parse_args()
     options.tier = "not slow" if options.default else ""
     rooms = {module: module.partition(".")[0] for module in MODULES}
@@ -456,7 +405,7 @@ def main() -> int:
     reasons = json.loads((Path(__file__).parent / "survivors.json").read_text(encoding="utf-8"))
     drawn, total = draw(modules, options.sample, options.seed)
     asked = f"{fingerprint()} {options.tier} {sorted(options.without)} {files}"
-    options.kept = WORK / f"outcomes-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.jsonl"
+    options.kept = WORK / f"outcomes-{short_hash(asked.encode())}.jsonl"
     return kill(drawn, total, found, reasons, options)
 
 

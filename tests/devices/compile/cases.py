@@ -1,0 +1,234 @@
+"""What is compiled ahead of time: public functions with arguments, and attention.
+
+`test_tpu.py` and `test_cuda.py` say what must hold.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import posenc_jax as pe
+
+F32, BF16, I32 = np.dtype(np.float32), jnp.dtype(jnp.bfloat16), np.dtype(np.int32)
+
+
+def f32(*shape):
+    return shape, F32
+
+
+def bf16(*shape):
+    return shape, BF16
+
+
+def i32(*shape):
+    return shape, I32
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A public function with arguments, each (shape, dtype)."""
+
+    name: str
+    function: Callable
+    arguments: tuple
+    elementwise: bool = True
+    oscillates: bool = True  # all but the learned tables
+    copies: float = math.inf  # the most that it may cost on a TPU, where an elementwise copy costs 1
+    table: int = 0  # rows of float32 that are kept for the heads to share: cosines and sines, or distances
+
+    @property
+    def result(self):
+        """The first."""
+        return jax.tree.leaves(jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(*a) for a in self.arguments)))[0]
+
+    @property
+    def kept(self):
+        """Bytes that a compiler may keep: two words for each row's position, seven if it is a float, the phase
+        increments that are made of an array, and a table where there is one.
+        """
+        shape = self.result.shape
+        rows, columns = (shape[:-1], shape[-1]) if self.elementwise else (shape, 0)
+        floats = any(dtype == F32 and len(shape) < 3 for shape, dtype in self.arguments)
+        positions = self.table or math.prod(rows)
+        return positions * (28 if floats else 8) + 4 * columns * self.table + 48 * columns * floats + 4096
+
+
+rotary, add = partial(pe.rotary, head_axis=-2), pe.add_sinusoidal
+prope = partial(pe.prope, role="key", head_axis=-2)
+half, interleaved, last = {"layout": "half"}, {"layout": "interleaved"}, {"part": "last"}
+LEARNED = {"elementwise": False, "oscillates": False}
+
+
+def back(x, dy, *arguments, function=rotary, **settings):
+    """The derivatives by x and the arrays among the arguments."""
+    return jax.vjp(partial(function, **settings), x, *arguments)[1](dy)
+
+
+def prope_back(x, dy, extrinsics):
+    return back(x, dy, function=lambda x: prope(x, extrinsics))[0]
+
+
+def by_cos_sin(x, cosine, sine, **settings):
+    return rotary(x, cos_sin=pe.CosSin(cosine, sine, columns="pair"), **settings)
+
+
+def query_of_xpos(x):
+    return pe.xpos(x, x[:, :, :8], head_axis=-2)[0]
+
+
+def with_phase(x, phase, positions):
+    return pe.pope(x, positions, phase=phase, head_axis=-2)
+
+
+def fire(i, j, w1, b1, w2, b2, c, threshold):
+    return pe.fire(i, j, (w1, b1, w2, b2), c=c, threshold=threshold)
+
+
+# Of 8 heads: the bias as a function of positions and parameters, and these.
+BIASES = {
+    "alibi": (pe.alibi, (f32(8),)),
+    "t5": (pe.t5, (f32(32, 8),)),
+    "kerple_log": (pe.kerple_log, (f32(8), f32(8))),
+    "kerple_power": (pe.kerple_power, (f32(8), f32(8))),
+    "fire": (fire, (f32(32), f32(32), f32(32, 8), f32(8), f32(), f32())),
+    "sandwich": (lambda i, j, w: pe.sandwich(i, j, 8, w), (f32(64),)),
+}
+
+
+def bias(name, copies, table=0):
+    """Of 1,024 queries and keys. It only writes, so that less than a copy is possible; limits are near what was seen.
+
+    A GPU keeps for the heads to share a distance of four bytes, and for T5 fifteen comparisons of one.
+    """
+    function, parameters = BIASES[name]
+    return Case(name, function, (i32(1024), i32(1024), *parameters), copies=copies, table=table)
+
+
+P, X, Q, QB = i32(131_072), (16, 4096, 512), f32(1, 4096, 32, 128), bf16(1, 4096, 32, 128)
+EACH, CAMERAS, PAIRS = (8, 1024, 16, 128), f32(1, 4096, 4, 4), f32(4096, 64)
+CASES = [
+    Case("sinusoidal, bfloat16", partial(pe.sinusoidal, frequencies=128, dtype=BF16), (P,)),
+    Case("sinusoidal, half, width 127", partial(pe.sinusoidal, frequencies=127, **half), (P,)),
+    Case("sinusoidal, float positions, array frequencies", pe.sinusoidal, (f32(131_072), f32(64))),
+    Case("sinusoidal, axial", partial(pe.sinusoidal, frequencies=pe.axial(128, 2)), (i32(131_072, 2),)),
+    Case("add_sinusoidal, (seq,)", add, (f32(*X), i32(4096))),
+    Case("add_sinusoidal, (batch, seq), both, bfloat16", add, (bf16(*X), f32(16, 4096), f32(256))),
+    Case(
+        "rotation_matrix, half, bfloat16",
+        partial(pe.rotation_matrix, frequencies=128, dtype=BF16, **half),
+        (i32(1024),),
+    ),
+    Case("shift, (batch, seq), bfloat16", partial(pe.shift, frequencies=512), (bf16(*X), i32(16, 4096))),
+    Case("rotary, half, float32", partial(rotary, **half), (Q,), copies=2.1, table=4096),
+    Case("rotary, half, backward, bfloat16", partial(back, **half), (QB, QB), copies=2.1, table=4096),
+    Case("rotary, interleaved, bfloat16", partial(rotary, **interleaved), (QB,), copies=2.1, table=4096),
+    Case("rotary, backward, interleaved, float32", partial(back, **interleaved), (Q, Q), copies=2.1, table=4096),
+    # One pass over x, its two halves exchanged in place; tests/unit/rotary/test_rotation.py says when.
+    Case("rotary, 64, backward, bfloat16", back, 2 * (bf16(8, 2048, 12, 64),), copies=1.06, table=2048),
+    Case("rotary, 64, heads first", partial(pe.rotary, head_axis=-3), (bf16(8, 16, 512, 64),), copies=1.09, table=512),
+    Case("rotary, 64 last of 192", partial(rotary, frequencies=64, **last), (bf16(1, 4096, 16, 192),), table=4096),
+    Case("rotary, no heads", partial(pe.rotary, head_axis=None), (bf16(32, 4096, 128), i32(32, 4096))),
+    Case("rotary, (batch, seq), float positions", rotary, (bf16(*EACH), f32(8, 1024)), table=8192),
+    Case(
+        "rotary, sections",
+        partial(rotary, frequencies=pe.multi_section(128, (16, 24, 24))),
+        (bf16(*EACH), i32(8, 1024, 3)),
+        table=8192,
+    ),
+    Case("rotary, by cosines and sines", partial(by_cos_sin, **interleaved), (QB, PAIRS, PAIRS), table=4096),
+    Case("rotary, by heads", rotary, (Q, i32(4096, 2), f32(32, 2, 64))),
+    Case("rotary, backward, both", back, (Q, Q, f32(4096), f32(64)), table=2 * 4096),
+    Case("rotary, decode step", rotary, (bf16(32, 1, 32, 128), i32(32, 1)), table=32),
+    Case("cos_sin", partial(pe.cos_sin, frequencies=128), (P,)),
+    Case("xpos, bfloat16", query_of_xpos, (QB,), table=2 * 4096),
+    # A TPU reads x shifted by −3 to 3 features, prefetched; the limits are near what was seen.
+    Case("prope, half of the width", partial(prope, width=64), (QB, CAMERAS), elementwise=False, copies=4.1),
+    Case("prope, backward", prope_back, (Q, Q, CAMERAS), elementwise=False, copies=5.3),
+    Case("pope, bfloat16", partial(pe.pope, head_axis=-2), (QB,), table=2 * 4096),  # a TPU spreads pairs in a pass
+    Case("pope, phase, (batch, seq), bfloat16", with_phase, (bf16(*EACH), f32(16, 128), i32(8, 1024))),
+    Case("offset_similarity, both", pe.offset_similarity, (f32(131_072), f32(64)), elementwise=False),
+    Case("timestep_embedding", partial(pe.timestep_embedding, dim=320, flip_sin_to_cos=True), (f32(4096),), copies=2.3),
+    bias("alibi", 0.75),
+    bias("t5", 2.4, table=4 * 1024),
+    bias("kerple_log", 0.85, table=1024),
+    bias("kerple_power", 0.9, table=1024),
+    Case("learned, bfloat16", pe.learned, (i32(16, 4096), bf16(8192, 512)), **LEARNED),
+    Case("add_learned, (seq,)", pe.add_learned, (f32(*X), f32(8192, 512), i32(4096)), **LEARNED),
+    Case(
+        "resize_table, grid",
+        partial(pe.resize_table, shape=(64, 48), method="torch_cubic", antialias=False),
+        (f32(16, 16, 1024),),
+        **LEARNED,
+    ),
+]
+
+# The same of queries: what a bias reads of each tile's, and the shape of its table for a length.
+CONTENT = {
+    "relative keys": ({"out_of_range": "nearest"}, lambda _: (129, 64)),
+    "a row for each offset": ({}, lambda length: (2 * length - 1, 8, 64)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """Attention under a bias, causal, bfloat16, of 8 heads of 64, or all its derivatives."""
+
+    bias: str
+    length: int
+    backward: bool = True
+
+    @property
+    def limit(self):
+        """Bytes, growing with the length: eight arrays like the queries, and eight tiles of float32 for all heads.
+
+        Of 32,768 queries and keys this is 2% of the bias in bfloat16. Twice that for products of tokens and rows, of
+        which a tile has up to 1,023 for each query, and whose table may have two rows for each query.
+        """
+        return (1 + (self.bias in CONTENT)) * (8 * self.length * 8 * 64 * 2 + 8 * 8 * 512**2 * 4)
+
+    @property
+    def compiled(self):
+        """The function and its arguments."""
+        x = bf16(1, self.length, 8, 64)
+        if self.bias in CONTENT:
+            options, shape = CONTENT[self.bias]
+            parameters = (bf16(*shape(self.length)),)
+        else:
+            bias, parameters = BIASES[self.bias]
+
+        def forward(q, k, v, *p):
+            if self.bias in BIASES:
+                return pe.attention(q, k, v, bias=lambda i, j: bias(i, j, *p), causal=True)
+            of_tokens = lambda i, j, q, _: pe.content_bias(i, j, *p, query=q, **options)  # noqa: E731
+            return pe.attention(q, k, v, bias=of_tokens, query_data=q, causal=True)
+
+        def derivatives(do, *arguments):
+            return jax.vjp(forward, *arguments)[1](do)
+
+        return (derivatives, x, x, x, x, *parameters) if self.backward else (forward, x, x, x, *parameters)
+
+
+# That it grows with the length, and every kind of bias at one length: compiling takes up to a minute.
+ATTENTION = [
+    Attention("alibi", 32_768, backward=False),
+    Attention("alibi", 4096),
+    Attention("alibi", 65_536),
+    Attention("t5", 32_768),
+    Attention("fire", 32_768),
+    *(Attention(bias, 16_384) for bias in CONTENT),
+]
+
+
+def derivative_of_bias(name):
+    """A function of positions, a cotangent and parameters, and its arguments."""
+    bias, parameters = BIASES[name]
+
+    def derivative(i, j, dy, *parameters):
+        return jax.vjp(partial(bias, i, j), *parameters)[1](dy)
+
+    return derivative, i32(1024), i32(1024), f32(8, 1024, 1024), *parameters
