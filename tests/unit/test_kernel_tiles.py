@@ -191,7 +191,7 @@ FUNCTIONS = {  # and the public one, the formula, the bound between both functio
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("parameters", [(0.3, 0.7), slow(1.7, 1.9), slow(0.01, 1e-6)])
+@pytest.mark.parametrize("parameters", [(0.3, 0.7), slow((1.7, 1.9)), slow((0.01, 1e-6))])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_bias_is_near_the_public_function(name, parameters, tile):
     function, public, formula, bound = FUNCTIONS[name]

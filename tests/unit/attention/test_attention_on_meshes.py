@@ -124,7 +124,7 @@ def test_what_belongs_to_the_query_is_sharded_like_it(name, spec, like):
 def test_queries_and_heads_in_shard_map(inside):
     """The derivative is taken outside, or inside, of a loss that is summed over devices."""
     specs = SPECS | {"query": P(None, D, H), "a": P(None, D, H), "scale": P(D)}
-    specs |= {name: P(None, None, H) for name in ("key", "value")}
+    specs |= {name: P(None, None, H) for name in ("key", "value", "b", "g")}
     rows = specs["query"]
 
     def here(x):
