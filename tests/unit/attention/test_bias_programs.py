@@ -228,7 +228,7 @@ def of_numbers(count):
         (lambda i, j: jnp.cumsum(pe.alibi(i, j, HEADS), -1), "cannot compute 'cumsum' in a bias"),
         (lambda i, j: ROW[i[:, None]] - j[None].astype(jnp.float32), "cannot compute 'gather' in a bias"),
         (lambda i, j: jnp.sin(total(i, j).astype(jnp.float32)), "cannot compute 'sin' in a bias"),
-        (lambda i, j: total(i, j).astype(jnp.float16).astype(jnp.float32), "cannot compute .*type to f16"),
+        (lambda i, j: total(i, j).astype(jnp.float16).astype(jnp.float32), "cannot compute .*type to f.*16"),
         (lambda i, j: (jnp.arange(HEADS)[:, None, None] * total(i, j)).astype(jnp.float32), "float32 numbers.*int32"),
         (of_numbers(17), "bias must have at most 16 numbers for each head.*got 17"),
     ],
