@@ -1,7 +1,14 @@
-"""Attention with every option, and the same with all scores at once, by JAX's own operations, for derivatives."""
+"""Attention with any of its options: the library's call, and results with all derivatives in float64.
+
+A case is a dictionary. "window", "causal", "mask", "block_size" and "cap" are options; "segments" and "order" are
+pairs, of the queries and of the keys; "i" and "j" are positions. "sinks", "bias" and "data" say whether there are any;
+"scale" is a number, or the shape of an array. "data" has the batch and heads of the arrays a, b and g of
+`oracles.attention.of_data`. "kv_heads" are two by default. All arrays with derivatives are in a dictionary by name.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,86 +17,110 @@ import numpy as np
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from oracles.attention import may_see
+from oracles.attention import dense, may_see, of_data
 
-RNG = np.random.default_rng(0)
 BATCH, QUERIES, KEYS, HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 2, 7, 8, 4, 2, 4, 3
-NAMES = "query", "key", "value", "slopes", "sinks", "scale"
 AT, THERE = np.arange(2, 2 + QUERIES, dtype=np.int32), np.arange(KEYS, dtype=np.int32)
-PARTS = np.int32([[0] * 4 + [1] * 3, [5] * 7]), np.int32([[0] * 5 + [1] * 3, [5] * 6 + [2] * 2])
-# Which operands are used, and the options
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "plain": ("", {}),
-    "window, sinks": ("sinks", {"window": (3, 1)}),
-    "cap, bias": ("slopes", {"logits_soft_cap": 1.5}),
-    "segments, scale": ("scale", {"segments": PARTS, "causal": True}),
-    "everything": ("slopes sinks scale", {"segments": PARTS, "window": (5, None), "causal": True, "logits_soft_cap": 1.5}),
-}  # fmt: skip
+FORMULA = "the float64 formula"
+Arrays = dict[str, np.ndarray]
 
 
-def drawn(seed: int = 0, dtype: Any = np.float64) -> tuple[np.ndarray, ...]:
-    """Query, key, value, slopes, sinks and scale."""
+def drawn(case: dict[str, Any], seed: int = 0, dtype: Any = np.float32) -> Arrays:
+    """The arrays that a case reads."""
+    kv_heads, scale = case.get("kv_heads", KV_HEADS), case.get("scale")
+    shapes: dict[str, tuple[int, ...]] = {
+        "query": (BATCH, QUERIES, HEADS, WIDTH),
+        "key": (BATCH, KEYS, kv_heads, WIDTH),
+        "value": (BATCH, KEYS, kv_heads, VALUE_WIDTH),
+    }
+    shapes |= {name: (HEADS,) for name, of in (("slopes", "bias"), ("sinks", "sinks")) if case.get(of)}
+    if isinstance(scale, tuple):
+        shapes["scale"] = scale
+    if "data" in case:
+        a, b, g = case["data"]
+        shapes |= {"a": (a[0], QUERIES, a[1], 3), "b": (b[0], KEYS, b[1], 3), "g": (g[0], KEYS, g[1]), "w": (3,)}
     rng = np.random.default_rng(seed)
-    shapes = (BATCH, QUERIES, HEADS, WIDTH), (BATCH, KEYS, KV_HEADS, WIDTH), (BATCH, KEYS, KV_HEADS, VALUE_WIDTH), (HEADS,), (HEADS,), (QUERIES, 1)  # fmt: skip
-    return tuple(rng.normal(size=shape).astype(dtype) for shape in shapes)
+    return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
 
 
-def bias_of(i: jax.Array, j: jax.Array, slopes: jax.Array) -> jax.Array:
-    """A bias that differs on both sides of a query, (..., heads, queries, keys)."""
-    ahead = (j[..., None, None, :] - i[..., None, :, None]).astype(slopes.dtype)
-    return slopes.reshape((-1, 1, 1)) * (0.1 * ahead - 0.2 * abs(ahead))
+def cotangents(case: dict[str, Any], seed: int = 2, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Those of the results and of the residuals; 0 where a query sees nothing."""
+    rng, shape = np.random.default_rng(seed), (BATCH, QUERIES, HEADS, VALUE_WIDTH)
+    dy, dl = rng.normal(size=shape).astype(dtype), rng.normal(size=shape[:3]).astype(dtype)
+    return dy, np.where(np.isfinite(exact(case, drawn(case))[1]), dl, dtype(0))
 
 
-def tiled(name: str, *arrays: Any, i: Any = AT, j: Any = THERE, block_size: int = 3) -> tuple[jax.Array, jax.Array]:
+def _bias(x: dict[str, jax.Array]) -> Callable[..., jax.Array]:
+    def of_positions(i: jax.Array, j: jax.Array, slopes: jax.Array) -> jax.Array:
+        """A bias that differs on both sides of a query."""
+        ahead = (j[..., None, None, :] - i[..., None, :, None]).astype(slopes.dtype)
+        return slopes.reshape(*[1] * (ahead.ndim - 3), -1, 1, 1) * (0.1 * ahead - 0.2 * abs(ahead))
+
+    def of_tokens(i: jax.Array, j: jax.Array, a: jax.Array, of_keys: tuple[jax.Array, jax.Array]) -> jax.Array:
+        a, b, g = (jnp.swapaxes(each, 1, 2) for each in (a * x["w"].reshape(1, 1, 1, -1), *of_keys))
+        apart = (i[..., None, :, None] - j[..., None, None, :]).astype(a.dtype) / 10
+        apart = apart.reshape(-1, *apart.shape[-3:])
+        bias = apart * jnp.einsum("...qc,...kc->...qk", a, b) + g[..., None, :]
+        if "slopes" not in x:
+            return bias
+        return bias + of_positions(i, j, x["slopes"]).reshape(-1, x["slopes"].size, *apart.shape[-2:])
+
+    return of_tokens if "a" in x else lambda i, j: of_positions(i, j, x["slopes"])
+
+
+def attend(case: dict[str, Any], x: Any, **more: Any) -> tuple[jax.Array, jax.Array]:
     """The library's results and residuals."""
-    used, options = CASES[name]
-    q, k, v, slopes, sinks, scale = arrays
-    options = dict(options)
-    if "segments" in options:
-        options |= dict(zip(("query_segments", "key_segments"), options.pop("segments"), strict=True))
-    if "slopes" in used:
-        options["bias"] = lambda i, j: bias_of(i, j, slopes)
-    options |= {"sinks": sinks} if "sinks" in used else {}
-    options |= {"scale": scale} if "scale" in used else {}
-    return pe.attention(
-        q, k, v, query_positions=i, key_positions=j, block_size=block_size, return_residual=True, **options
+    options = {name: case[name] for name in ("window", "causal", "mask") if name in case}
+    for name in {"segments", "order"} & {*case}:
+        options |= dict(zip((f"query_{name}", f"key_{name}"), case[name], strict=True))
+    if "a" in x:
+        options |= {"query_data": x["a"], "key_data": (x["b"], x["g"])}
+    if {"a", "slopes"} & {*x}:
+        options["bias"] = _bias(x)
+    options |= {"query_positions": case.get("i", AT), "key_positions": case.get("j", THERE)}
+    options |= {"sinks": x.get("sinks"), "scale": x.get("scale", case.get("scale")), "logits_soft_cap": case.get("cap")}
+    options |= {"block_size": case.get("block_size", 3), "return_residual": True}
+    return pe.attention(x["query"], x["key"], x["value"], **options | more)
+
+
+def exact(case: dict[str, Any], x: Any, dy: Any = 0.0, dl: Any = 0.0) -> tuple[np.ndarray, np.ndarray, Arrays]:
+    """Results, residuals, and the cotangents of all arrays."""
+    x = {name: np.asarray(a, np.float64) for name, a in x.items()}
+    i, j = case.get("i", AT), case.get("j", THERE)
+    ahead = np.float64(j)[..., None, None, :] - np.float64(i)[..., None, :, None]
+    sides, bias, of = 0.1 * ahead - 0.2 * abs(ahead), 0.0, None
+    if "slopes" in x:
+        bias = bias + x["slopes"][:, None, None] * sides
+    if "a" in x:
+        of = of_data(i, j, HEADS, BATCH, x["a"], x["b"], x["g"], x["w"])
+        bias = bias + of.bias
+    masks = {name: case[name] for name in ("causal", "segments", "window", "order") if name in case}
+    seen = may_see(i, j, **masks) & case.get("mask", True)
+    scale = x.get("scale", case.get("scale"))
+    y, residual, back = dense(
+        x["query"], x["key"], x["value"], bias, seen, scale, cap=case.get("cap"), sinks=x.get("sinks")
     )
+    dq, dk, dv, ds, *d_sinks = back(np.broadcast_to(dy, y.shape), dl)
+    by = {"query": dq, "key": dk, "value": dv} | dict(zip(["sinks"], d_sinks, strict=False))
+    if "slopes" in x:
+        by["slopes"] = (ds * sides).sum((0, 2, 3))
+    if of is not None:
+        by |= dict(zip("abgw", of.back(ds), strict=True))
+    if "scale" in x:
+        of_scale = np.sum(x["query"] * dq, -1) / scale
+        of_scale = of_scale.sum(tuple(range(of_scale.ndim - scale.ndim)))
+        by["scale"] = of_scale.sum(tuple(a for a, n in enumerate(scale.shape) if n == 1), keepdims=True)
+    return y, residual, by
 
 
-def dense(name: str, *arrays: Any, i: Any = AT, j: Any = THERE) -> tuple[jax.Array, jax.Array]:
-    """The same with all scores at once; where nothing is seen, 0, and −∞ for the residual."""
-    used, options = CASES[name]
-    q, k, v, slopes, sinks, scale = arrays
-    group = q.shape[2] // k.shape[2]
-    k, v = (jnp.repeat(x, group, 2) for x in (k, v))
-    q = q * (scale[..., None] if "scale" in used else jnp.full((1, 1, 1), q.shape[-1] ** -0.5, q.dtype))[None]
-    s = jnp.einsum("bqhd,bkhd->bhqk", q, k)
-    if cap := options.get("logits_soft_cap"):
-        s = cap * jnp.tanh(s / cap)
-    if "slopes" in used:
-        s = s + bias_of(i, j, slopes)[None]
-    masks = {name: options[name] for name in ("causal", "segments", "window") if name in options}
-    seen = np.broadcast_to(may_see(i, j, **masks), (q.shape[0], 1, len(i), len(j)))
-    one = jnp.broadcast_to(sinks[None, :, None, None] if "sinks" in used else jnp.full((1, 1, 1, 1), -jnp.inf, q.dtype), (*s.shape[:3], 1))  # fmt: skip
-    s = jnp.concatenate([one, jnp.where(seen, s, -jnp.inf)], -1)
-    empty = ~(np.any(seen, -1) | ("sinks" in used))[..., None]
-    p = jax.nn.softmax(jnp.where(empty, 0.0, s), -1)
-    residual = jnp.where(empty[..., 0], -jnp.inf, jax.nn.logsumexp(jnp.where(empty, 0.0, s), -1))
-    p = jnp.where(empty, 0.0, p)[..., 1:]
-    return jnp.einsum("bhqk,bkhd->bqhd", p, v), jnp.swapaxes(residual, 1, 2)
+def along(f: Callable[[Arrays], Any], x: Arrays, v: Arrays, step: float = 2e-4) -> Any:
+    """The derivative of f at x along v in float64, by five points; 0 where f is not finite."""
+    ends = [f({name: np.float64(a) + n * step * v[name] for name, a in x.items()}) for n in (-2, -1, 1, 2)]
+    with np.errstate(invalid="ignore"):
+        return jax.tree.map(lambda a, b, c, d: np.nan_to_num((a - 8 * b + 8 * c - d) / (12 * step)), *ends)
 
 
-def outputs(f: Any) -> Any:
-    """f with finite residuals: 0 where a query sees nothing."""
-
-    def of(*arrays: Any) -> tuple[jax.Array, jax.Array]:
-        y, residual = f(*arrays)
-        return y, jnp.where(jnp.isfinite(residual), residual, 0)
-
-    return of
-
-
-def check(got: Any, want: Any, tolerance: float = 1e-5, against: str = "the dense float64 formula") -> None:
+def check(got: Any, want: Any, tolerance: float = 1e-5, against: str = FORMULA) -> None:
     """Each array to a tolerance relative to its largest finite element, or to 1 if all are smaller."""
     got, want = (jax.tree_util.tree_leaves_with_path(x) for x in (got, want))
     for (_, a), (path, b) in zip(got, want, strict=True):

@@ -1,681 +1,397 @@
-"""Attention by tiles against the dense formula: results, every derivative and every mask."""
+"""`attention` against all scores at once, in float64.
+
+- Results, residuals, tangents and cotangents of every array, under each option and under all of them.
+- Results have the shape (..., queries, heads, value_dim) and the dtype of the query, residuals are float32 or float64.
+- A query that sees nothing has zeros, a residual of −∞ and no derivative.
+- Neither blocks, padding, hidden keys nor a bias without bounds leave a trace in what is seen.
+"""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from jax import export, lax
-from jax.experimental import pallas as pl
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers.attention import check
-from helpers.biases import BIASES as every_bias
+from helpers.attention import (
+    AT,
+    BATCH,
+    FORMULA,
+    HEADS,
+    KEYS,
+    KV_HEADS,
+    QUERIES,
+    THERE,
+    VALUE_WIDTH,
+    along,
+    attend,
+    check,
+    cotangents,
+    drawn,
+    exact,
+)
 from helpers.closeness import assert_within
-from helpers.quick import quick
-from helpers.tiers import slow, tiered
 from oracles.attention import dense, may_see
 from oracles.biases import alibi, tile
 
 RNG = np.random.default_rng(0)
-BATCH, LENGTH, HEADS, KV_HEADS, WIDTH = 2, 11, 4, 2, 8
-
-
-def normal(*shape):
-    return RNG.normal(size=shape).astype(np.float32)
-
-
-Q, K, V, W = (normal(BATCH, LENGTH, heads, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS))
-POSITIONS = np.arange(LENGTH, dtype=np.int32)
-SLOPES, RATES = (RNG.uniform(0.1, 1.0, HEADS).astype(np.float32) for _ in range(2))
-MLP = tuple(normal(*shape) for shape in ((5,), (5,), (5, HEADS), (HEADS,)))
-BATCHED = np.stack([RNG.permutation(LENGTH), 3 + RNG.permutation(LENGTH)]).astype(np.int32)
-SEGMENTS = np.int32([[3] * 4 + [1] * 7, [0] * 9 + [-5] * 2])
-APART = np.where(np.arange(LENGTH) == 4, 77, SEGMENTS).astype(np.int32)  # of queries: those numbered 4 see nothing
-
-# name → bias of positions and parameters, the parameters
-EVERY = {name: bias.of(HEADS) for name, bias in every_bias.items()} | {
-    "alibi": (pe.alibi, (SLOPES,)),
-    "fire": (lambda i, j, mlp, c: pe.fire(i, j, mlp, c=c, threshold=4.0), (MLP, np.float32(0.7))),
-    "sandwich": (lambda i, j, w: pe.sandwich(i, j, HEADS, w), (np.float32([1.0, 0.1]),)),
+SEGMENTS = np.int32([[0] * 4 + [1] * 3, [5] * 7]), np.int32([[0] * 5 + [1] * 3, [5] * 5 + [2] * 3])
+APART = np.where(AT == 5, 77, SEGMENTS[0]).astype(np.int32), SEGMENTS[1]  # of the query at 5, no key is a neighbour
+BATCHED = {
+    "i": np.stack([RNG.permutation(AT), 3 + RNG.permutation(AT)]).astype(np.int32),
+    "j": np.stack([THERE, THERE[::-1] + 2]).astype(np.int32),
 }
-BIASES = EVERY | {
-    "none": (None, ()),
-    "one for all heads": (
-        lambda i, j, x: -x * abs(i[..., None, :, None] - j[..., None, None, :]).astype(jnp.float32),
-        (np.float32(0.3),),
-    ),
-}
-NOT_SYMMETRIC = (lambda i, j, x: _column(x) * jnp.where(i[:, None] > j[None], 1.0, -0.5)[None], (SLOPES,))
-FORMULA = "the dense float64 formula"
+# Three tokens share a position, as the patches of an image share their time
+SHARED = {"i": AT // 3, "j": THERE // 3}
+ORDER = np.stack([AT, RNG.permutation(AT)]), np.stack([THERE, RNG.permutation(THERE)])
+MASK = RNG.random((BATCH, HEADS, QUERIES, KEYS)) < 0.6
+EACH = (BATCH, HEADS), (BATCH, KV_HEADS), (BATCH, KV_HEADS)  # of data: a batch and heads of its own
+
+CASES = {
+    "plain": {},
+    "window, sinks": {"window": (3, 1), "sinks": True},
+    "window of itself": {"window": (0, 0), "block_size": 1},
+    "window after, cap": {"window": (None, 1), "cap": 0.7, "bias": True, "block_size": 512},
+    "causal window, a number as scale": {"causal": True, "window": (4, 3), "bias": True, "scale": -0.5},
+    "segments, keys shared by all heads": {"segments": APART, "causal": True, "sinks": True, "kv_heads": 1},
+    "order": {"causal": True, "order": ORDER, "window": (2, 1), "bias": True, "sinks": True, **SHARED},
+    "order of all, keys of each head": {"causal": True, "order": (AT, THERE), "kv_heads": 4, **SHARED},
+    "mask of heads": {"mask": MASK, "scale": (BATCH, QUERIES, HEADS)},
+    "mask of keys": {"mask": MASK[:, :1, :1], "causal": True, "segments": APART, "scale": (QUERIES, 1)},
+    "data": {"data": EACH, "causal": True, "scale": (HEADS,)},
+    "data shared": {"data": ((1, 1), (1, 1), (BATCH, 1)), "window": (3, 1), "cap": 1.5},
+    "everything": {
+        "window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": SEGMENTS, "mask": MASK[:1, :, :, :],
+        "data": ((BATCH, 1), (1, KV_HEADS), (1, 1)), "scale": (HEADS,), **BATCHED,
+    },
+}  # fmt: skip
 
 
-def _column(x):
-    return x.reshape(-1, 1, 1)
+def derivatives(case, x, v, dy):
+    """Results, tangents and cotangents."""
+    y, tangents = jax.jvp(functools.partial(attend, case), (x,), (v,))
+    return y, tangents, jax.vjp(functools.partial(attend, case), x)[1](dy)[0]
 
 
-def tiled(q, k, v, parameters, bias, **options):
-    """The bias closes over its parameters."""
-    return pe.attention(q, k, v, bias=bias and (lambda i, j: bias(i, j, *parameters)), **options)
+@pytest.mark.parametrize("name", CASES)
+def test_results_and_derivatives(name):
+    case = CASES[name]
+    x, v, dy = drawn(case), drawn(case, 1), cotangents(case)
+    y, tangents, by = jax.jit(functools.partial(derivatives, case))(x, v, dy)
+    *want, want_by = exact(case, x, *dy)
+    check(y, tuple(want), 1e-6)
+    check(tangents, along(lambda x: exact(case, x)[:2], x, v), against=f"differences of {FORMULA}")
+    check(by, want_by, against=f"the derivative of {FORMULA}")
 
 
-class Exact(NamedTuple):
-    y: np.ndarray
-    residual: np.ndarray
-    by: tuple  # the derivatives by query, key, value and parameters
-
-    @property
-    def both(self):
-        return self.y, self.by
-
-
-@functools.cache
-def _table_and_derivative(bias):
-    """A program for the whole table of a bias and the derivative of its product with a cotangent."""
-
-    def compute(parameters, i, j, cotangent):
-        table, pull = jax.vjp(lambda p: bias(i, j, *p), parameters)
-        return table, pull(cotangent)[0]
-
-    return quick(compute)
-
-
-def exact(
-    q, k, v, parameters=(), bias=None, *, i=POSITIONS, j=None, segments=None, causal=False, scale=None, dy=W, dl=0.0
-):
-    """Attention and its derivative by the oracle; only the bias is the library's.
-
-    `segments` are those of both sides, or a pair; `dy` and `dl` the cotangents of the results and of the residuals.
-    """
-    i, j = (np.asarray(x, np.int32) for x in (i, i if j is None else j))
-    table = np.zeros(())
-    if bias is not None:
-        compute = functools.partial(_table_and_derivative(bias), parameters, i, j)
-        table = np.asarray(compute(np.zeros(jax.eval_shape(bias, i, j, *parameters).shape, np.float32))[0], np.float64)
-    if segments is not None and not isinstance(segments, tuple):
-        segments = segments, segments
-    y, residual, back = dense(q, k, v, table, may_see(i, j, causal, segments), scale)
-    dq, dk, dv, ds = back(dy, dl)
-    if bias is not None:
-        dt = ds.sum(tuple(range(ds.ndim - table.ndim)))
-        dt = dt.sum(tuple(a for a, n in enumerate(table.shape) if n == 1), keepdims=True).astype(np.float32)
-        parameters = compute(dt)[1]
-    return Exact(y, residual, (dq, dk, dv, parameters))
-
-
-def both(f, *arguments):
-    """A result and the derivatives by all arguments, as one program."""
-
-    @quick
-    def program(*arguments):
-        y, pull = jax.vjp(f, *arguments)
-        return y, pull(jnp.broadcast_to(W[:, : y.shape[1]], y.shape).astype(y.dtype))
-
-    return program(*arguments)
-
-
-def compare(name, block_size, options=None, reference=None):
-    bias, parameters = name if isinstance(name, tuple) else BIASES[name]
-    arguments = Q, K, V, parameters
-    got = both(functools.partial(tiled, bias=bias, block_size=block_size, **options or {}), *arguments)
-    check(got, exact(*arguments, bias, **reference or {}).both)
-
-
-# The parameters of several biases. A traced index selects the bias, so one program serves all.
-FAMILY = sorted(EVERY)  # as JAX sorts keys
-PARAMETERS = {name: BIASES[name][1] for name in FAMILY}
-
-
-def chosen(n, parameters):
-    def of(name):
-        def bias(i, j):
-            table = BIASES[name][0](i, j, *parameters[name])
-            return jnp.broadcast_to(table, (*i.shape[:-1], HEADS, i.shape[-1], j.shape[-1]))
-
-        return bias
-
-    return lambda i, j: lax.switch(n, [of(name) for name in sorted(parameters)], i, j)
-
-
-def split(name, by_parameters):
-    """The derivatives by the parameters of the chosen bias; those by others are 0."""
-    for other, leaves in by_parameters.items():
-        if other != name:
-            assert not any(np.any(np.asarray(x)) for x in jax.tree.leaves(leaves)), other
-    return by_parameters[name]
-
-
-# Results and derivatives
+def drawn_case(seed):
+    """Any masks, biases, caps, sinks, scales and sizes of tiles."""
+    rng = np.random.default_rng(seed)
+    given = {
+        "window": tuple(rng.choice([None, 0, 2, 5], 2).tolist()),
+        "cap": float(rng.choice([0.7, 2.0])),
+        "bias": True,
+        "sinks": True,
+        "segments": SEGMENTS,
+        "scale": [(HEADS,), (QUERIES, 1), (BATCH, QUERIES, HEADS)][rng.integers(3)],
+        "mask": MASK[tuple(slice(rng.choice([1, None])) for _ in range(4))],
+        "data": EACH,
+    }
+    case = {name: x for name, x in given.items() if rng.random() < 0.5} | (BATCHED if rng.random() < 0.5 else {})
+    case |= {"block_size": int(rng.choice([1, 2, 3, 5, 512])), "causal": bool(rng.random() < 0.5)}
+    return case | ({"order": ORDER} if case["causal"] and rng.random() < 0.5 else {})
 
 
 @pytest.mark.slow
-def test_the_formula_is_that_of_jax():
-    """`exact` against `jax.nn.dot_product_attention` under a dense bias and mask."""
-    bias, parameters = BIASES["t5"]
-    seen = (BATCHED[:, :, None] >= BATCHED[:, None]) & (SEGMENTS[:, :, None] == SEGMENTS[:, None])
-
-    def by_jax(q, k, v, parameters):
-        table = bias(BATCHED, BATCHED, *parameters)
-        return jax.nn.dot_product_attention(q, k, v, bias=table, mask=seen[:, None])
-
-    want = exact(Q, K, V, parameters, bias, i=BATCHED, segments=SEGMENTS, causal=True).both
-    check(both(by_jax, Q, K, V, parameters), want)
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_combinations(seed):
+    case = drawn_case(seed)
+    x, dy = drawn(case), cotangents(case)
+    *want, by = exact(case, x, *dy)
+    y, pull = jax.vjp(jax.jit(functools.partial(attend, case)), x)
+    check((y, pull(dy)[0]), (tuple(want), by), 2e-5)
 
 
-MASKED = {"i": BATCHED, "segments": SEGMENTS, "causal": True}
-MASKS = dict(
-    query_positions=BATCHED, key_positions=BATCHED, query_segments=SEGMENTS, key_segments=SEGMENTS, causal=True
-)
+# Dtypes and shapes
 
 
-@functools.cache
-def family_with_positions_of_each_batch_and_segments():
-    def program(n, q, k, v, parameters):
-        f = lambda q, k, v, p: pe.attention(q, k, v, bias=chosen(n, p), block_size=4, **MASKS)  # noqa: E731
-        y, pull = jax.vjp(f, q, k, v, parameters)
-        return y, pull(W)
-
-    return quick(program)
-
-
-@pytest.mark.parametrize("name", tiered(BIASES, FAMILY))
-def test_all_biases_with_positions_of_each_batch_and_segments(name):
-    if name not in FAMILY:
-        return compare(name, 4, MASKS, MASKED)
-    n = np.int32(FAMILY.index(name))
-    y, (*by, by_parameters) = family_with_positions_of_each_batch_and_segments()(n, Q, K, V, PARAMETERS)
-    bias, parameters = BIASES[name]
-    check((y, (*by, split(name, by_parameters))), exact(Q, K, V, parameters, bias, **MASKED).both)
+@pytest.mark.parametrize("bias", [{"bias": True, "sinks": True}, {"data": EACH}], ids=["positions", "data"])
+def test_half_precision(bias):
+    """Weights, their cotangents and results are rounded once each: a few units in the last place of the largest."""
+    case = {"causal": True} | bias
+    x, (dy, dl) = drawn(case), cotangents(case)
+    x = {name: a if name == "slopes" else a.astype(jnp.bfloat16) for name, a in x.items()}
+    dy = dy.astype(jnp.bfloat16), 0 * dl
+    (y, residual), _, by = jax.jit(functools.partial(derivatives, case))(x, x, dy)
+    assert y.dtype == jnp.bfloat16 and residual.dtype == jnp.float32
+    assert [a.dtype for a in by.values()] == [x[name].dtype for name in by]
+    want, of_sums, want_by = exact(case, x, *dy)
+    check((y, by), (want, want_by), 4 * 2.0**-7)
+    if "slopes" in x:
+        assert_within(residual, of_sums, 2e-5, against=FORMULA)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILY)
-def test_each_bias_alone_with_positions_of_each_batch_and_segments(name):
-    compare(name, 4, MASKS, MASKED)
+def test_float64():
+    case = {"causal": True, "bias": True, "window": (4, None)}
+    with jax.enable_x64(True):
+        x = drawn(case, dtype=np.float64)
+        y, residual = jax.jit(functools.partial(attend, case))(x)
+    assert y.dtype == residual.dtype == np.float64
+    check((y, residual), exact(case, x)[:2], 1e-14)
 
 
-@pytest.mark.parametrize(
-    ("block_size", "causal"),
-    [(1, True), slow(7, False), slow(7, True), slow(11, False), slow(1000, True)],
-)
-def test_all_block_sizes(block_size, causal):
-    compare("t5" if causal else NOT_SYMMETRIC, block_size, {"causal": causal}, {"causal": causal})
+def test_leading_axes_are_any():
+    """Positions, a mask and data may be of some of them."""
+    x = drawn({"data": ((6, HEADS), (6, 1), (1, KV_HEADS))})
+    q, k, v = (np.stack([a, 2 * a, a - 1]) for a in (x["query"], x["key"], x["value"]))
+    a, b = x["a"].reshape(3, 2, QUERIES, HEADS, 3), x["b"].reshape(3, 2, KEYS, 1, 3)[:, :1]
+    mask = RNG.random((3, 1, 1, 1, KEYS)) < 0.7
+    i = np.stack([AT, AT[::-1]])[None]
+
+    def bias(i, j, a, b):
+        return jnp.einsum("...qhc,...kc->...hqk", a, b[..., 0, :]) * i[..., None, :, None].astype(a.dtype)
+
+    where = {"query_positions": i, "key_positions": THERE, "query_data": a, "key_data": b, "mask": mask}
+    y, residual = jax.jit(lambda *x: pe.attention(*x, bias=bias, block_size=3, return_residual=True, **where))(q, k, v)
+    scores = np.einsum("...qhc,...kc->...hqk", np.float64(a), np.float64(b[..., 0, :])) * i[..., None, :, None]
+    want = dense(q, k, v, scores, mask)
+    check((y, residual), (want.y, want.residual), 2e-6)
+    alone = jax.eval_shape(functools.partial(pe.attention, return_residual=True), q[0, 0], k[0, 0], v[0, 0])
+    assert [y.shape for y in alone] == [(QUERIES, HEADS, VALUE_WIDTH), (QUERIES, HEADS)]
 
 
-@pytest.mark.parametrize("segments", [slow(SEGMENTS), SEGMENTS[0]], ids=["of each batch", "of all"])
-def test_segments(segments):
-    compare("none", 4, {"query_segments": segments, "key_segments": segments}, {"segments": segments})
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(BATCH, 3, 0), (BATCH, 0, 3), (0, 3, 3)])
+def test_empty_sequences_and_batches(batch, queries, keys):
+    case = {"i": AT[:queries], "j": THERE[:keys], "causal": True, "bias": True, "sinks": True}
+    x = drawn(case)
+    x |= {"query": x["query"][:batch, :queries]} | {name: x[name][:batch, :keys] for name in ("key", "value")}
+    (y, residual), pull = jax.vjp(jax.jit(functools.partial(attend, case)), x)
+    assert y.shape == (batch, queries, HEADS, VALUE_WIDTH) and not np.any(y)
+    by = pull((y, jnp.ones_like(residual)))[0]
+    if keys == 0:  # the sinks alone
+        np.testing.assert_array_equal(residual, np.broadcast_to(x["sinks"], residual.shape))
+        np.testing.assert_array_equal(by["sinks"], np.full(HEADS, BATCH * queries))
 
 
-@pytest.mark.slow
-def test_positions_of_one_side_may_be_those_of_all():
-    a, b = BATCHED, POSITIONS[::-1] + 2
-    for i, j in ((a, b), (b, a)):
-        attend = functools.partial(pe.attention, query_positions=i, key_positions=j, causal=True, block_size=4)
-        lifted = {"i": np.broadcast_to(i, a.shape), "j": np.broadcast_to(j, a.shape), "causal": True}
-        check(quick(attend)(Q, K, V), exact(Q, K, V, **lifted).y)
+def test_positions_count_from_0_and_a_bias_may_be_a_number():
+    x = drawn({})
+    q, k, v = x["query"], x["key"][:, 1:], x["value"][:, 1:]
+    both = jax.jit(lambda *x: (pe.attention(*x, causal=True), pe.attention(*x, bias=lambda i, j: 1.0)))
+    check(both(q, k, v), (dense(q, k, v, seen=np.tri(QUERIES, dtype=bool)).y, dense(q, k, v).y), 1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", [0.0, -3])
-def test_scale(scale):
-    compare("alibi", 4, {"scale": scale}, {"scale": scale})
+@pytest.mark.parametrize("scale", [0, np.float32(0.6), jnp.float32(0.6)], ids=repr)
+def test_a_scale_may_be_a_number(scale):
+    x = [*drawn({}).values()]
+    got = jax.jit(lambda q, k, v: pe.attention(q, k, v, scale=scale))(*x)
+    check(got, dense(*x, scale=np.float32(scale)).y, 1e-6)
 
 
-@pytest.mark.parametrize("kv_heads", tiered([1, 2, 4], [2]))
-def test_heads_in_groups_and_other_leading_axes(kv_heads):
-    k, v = normal(3, 2, 5, kv_heads, WIDTH), normal(3, 2, 5, kv_heads, WIDTH)
-    i = BATCHED[None, :, :6] % np.array([[[5]], [[6]], [[7]]], np.int32)
-    q, j = normal(3, 2, 6, HEADS, WIDTH), np.arange(5, dtype=np.int32)
-
-    @quick
-    def attend(q, k, v, i):
-        return tiled(q, k, v, (SLOPES,), pe.alibi, query_positions=i, key_positions=j, block_size=4)
-
-    got = np.asarray(attend(q, k, v, i))
-    assert got.shape == q.shape
-    for a in range(3):
-        for b in range(2):
-            want = exact(q[a, b][None], k[a, b][None], v[a, b][None], (SLOPES,), pe.alibi, i=i[a, b], j=j, dy=0 * q[a, b][None]).y[0]  # fmt: skip
-            check(got[a, b], want, against=f"{FORMULA} of batch {a}, {b}")
-            check(attend(q[a, b], k[a, b], v[a, b], i[a, b]), want, against=f"{FORMULA} of batch {a}, {b} alone")
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_a_scale_may_be_traced(dtype):
+    x, scale = [*drawn({}).values()], np.asarray(0.5, dtype)
+    got = jax.jit(lambda q, k, v, scale: pe.attention(q, k, v, scale=scale))(*x, scale)
+    check(got, dense(*x, scale=0.5).y, 1e-6)
 
 
-def test_a_step_of_decoding_is_a_row_of_the_whole():
-    whole = exact(Q, K, V, (SLOPES,), pe.alibi, causal=True).y
-
-    @quick
-    def step(q, t):
-        return tiled(
-            q, K, V, (SLOPES,), pe.alibi, query_positions=t, key_positions=POSITIONS, causal=True, block_size=4
-        )
-
-    for t in (0, 3, 10):
-        got = step(Q[:, t : t + 1], np.full((BATCH, 1), t, np.int32))
-        check(got, whole[:, t : t + 1], against=f"row {t} of {FORMULA}")
+# What is not seen
 
 
-def test_far_positions():
-    @quick
-    def attend(i):
-        return tiled(Q, K, V, (SLOPES,), pe.alibi, query_positions=i, key_positions=i, causal=True, block_size=4)
-
-    near, far = attend(POSITIONS), attend(POSITIONS + np.int32(2**31 - 1 - LENGTH))
-    check(near, exact(Q, K, V, (SLOPES,), pe.alibi, causal=True).y)
-    check(far, near, 0, against="the same at positions from 0")
-
-
-def test_against_float64_in_numpy():
-    q, k, v = (x.astype(float) for x in (Q, K, V))
-    want = dense(q, k, v, alibi(tile(POSITIONS, POSITIONS), SLOPES), np.tri(LENGTH, dtype=bool)).y
-    attend = quick(functools.partial(tiled, bias=pe.alibi, causal=True, block_size=4))
-    check(attend(Q, K, V, (SLOPES,)), want, 1e-6)
-    if jax.config.read("jax_enable_x64"):
-        bias = lambda i, j, m: -m.reshape(-1, 1, 1) * jnp.abs(i[:, None] - j[None])[None].astype(m.dtype)  # noqa: E731
-        slopes = (SLOPES.astype(np.float64),)
-        doubled = tiled(q, k, v, slopes, bias, causal=True, block_size=4)
-        assert doubled.dtype == np.float64
-        check(doubled, want, 1e-14)
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
-def test_half_precision(dtype):
-    # Weights, their cotangents and results are rounded once each: a few units in the last place of the largest.
-    low = [x.astype(dtype) for x in (Q, K, V)]
-    got = both(lambda q, k, v, p: tiled(q, k, v, p, pe.alibi, causal=True, block_size=4), *low, (SLOPES,))
-    assert all(x.dtype == dtype for x in jax.tree.leaves(got)[:-1]) and got[1][3][0].dtype == jnp.float32
-    check(got, exact(*low, (SLOPES,), pe.alibi, causal=True).both, 3 * float(jnp.finfo(dtype).eps))
+def gradients(f, *x):
+    """A result, and its gradient along itself."""
+    y, pull = jax.vjp(f, *x)
+    return y, pull(y)
 
 
 def test_what_sees_nothing_gives_zeros():
-    theirs = np.where(np.arange(LENGTH) == 2, 88, SEGMENTS).astype(np.int32)  # query 4, and key 2
-
-    def f(q, k, v, p):
-        return tiled(q, k, v, p, pe.alibi, query_segments=APART, key_segments=theirs, causal=True, block_size=4)
-
-    y, (dq, dk, dv, (d_slopes,)) = jax.tree.map(np.asarray, both(f, Q, K, V, (SLOPES,)))
-    for name, x in {"y": y, "dq": dq, "dk": dk, "dv": dv, "d_slopes": d_slopes}.items():
-        assert np.all(np.isfinite(x)), name
-    for name, zero in {"y": y[:, 4], "dq": dq[:, 4], "dk": dk[:, 2], "dv": dv[:, 2]}.items():
-        assert not np.any(zero), name
-    assert np.all(np.any(y, (2, 3)) == (np.arange(LENGTH) != 4))
-    hidden = {"query_segments": POSITIONS * 0, "key_segments": POSITIONS * 0 + 1}
-    low = {"bias": lambda i, j: jnp.full((i.size, j.size), -jnp.inf)}
-    attend = quick(lambda *x: (pe.attention(*x, **hidden), pe.attention(*x, **low)))
-    np.testing.assert_array_equal(attend(Q, K, V), np.zeros((2, *Q.shape)))
-
-
-@pytest.mark.parametrize("block", [3, slow(512)])
-def test_keys_that_are_all_far_away(block):
-    """−2³¹·slope, the same for all keys, changes no weight; beside it float32 does not hold ln(keys)."""
-
-    @quick
-    def at(distance):
-        i, j = jnp.full(LENGTH, distance, jnp.int32), 0 * POSITIONS
-        options = {"query_positions": i, "key_positions": j, "causal": True, "block_size": block}
-        f = lambda *qkv: pe.attention(*qkv, bias=lambda i, j: pe.alibi(i, j, HEADS), **options)  # noqa: E731
-        y, pull = jax.vjp(f, 0 * Q, K, V)
-        return y, pull(W)
-
-    far = at(np.int32(2**31 - 1))
-    jax.tree.map(np.testing.assert_array_equal, far, at(np.int32(0)))
-    want = exact(0 * Q, K, V)
-    check(far, (want.y, want.by[:3]))
-
-
-# Residuals, by which keys may come in parts
-
-UNDER_ALIBI = {"bias": lambda i, j: pe.alibi(i, j, SLOPES), "causal": True, "block_size": 4}
-APART_UNDER_ALIBI = UNDER_ALIBI | {"query_segments": APART, "key_segments": SEGMENTS}
-
-
-@pytest.mark.slow
-def test_residuals_against_float64_in_numpy():
-    seen = np.tri(LENGTH, dtype=bool) & (APART[:, :, None] == SEGMENTS[:, None])
-    want = dense(Q, K, V, alibi(tile(POSITIONS, POSITIONS), SLOPES), seen[:, None])
-    y, got = map(np.asarray, quick(functools.partial(pe.attention, return_residual=True, **APART_UNDER_ALIBI))(Q, K, V))
-    check(y, want.y)
-    assert got.dtype == np.float32 and np.all(np.isneginf(got[:, 4])) and np.all(np.isfinite(np.delete(got, 4, 1)))
-    assert_within(got, want.residual, 2e-6, against="the logarithm of the float64 sum")
-    low = [jax.ShapeDtypeStruct(x.shape[1:], jnp.bfloat16) for x in (Q, K, V)]  # no leading axis
-    y, got = jax.eval_shape(functools.partial(pe.attention, return_residual=True), *low)
-    assert y.dtype == jnp.bfloat16 and got.dtype == jnp.float32 and got.shape == (LENGTH, HEADS)
-
-
-@pytest.mark.slow
-def test_results_beside_residuals_are_those_alone():
-    alone = jax.jit(functools.partial(pe.attention, **APART_UNDER_ALIBI))(Q, K, V)
-    y, _ = jax.jit(functools.partial(pe.attention, return_residual=True, **APART_UNDER_ALIBI))(Q, K, V)
-    np.testing.assert_array_equal(y, alone)
-
-
-@pytest.mark.slow
-def test_derivatives_of_residuals():
-    bias, parameters = BIASES["t5"]
-    dy, dl = W, W[..., 0] - 2 * W[..., 1]
-
-    @quick
-    def pulled(*arguments):
-        f = functools.partial(tiled, bias=bias, causal=True, block_size=4, return_residual=True)
-        return jax.vjp(f, *arguments)[1]((dy, dl))
-
-    want = exact(Q, K, V, parameters, bias, causal=True, dy=dy, dl=dl).by
-    check(pulled(Q, K, V, parameters), want)
-
-
-def test_keys_in_parts():
-    first, options = np.arange(LENGTH) < 6, UNDER_ALIBI | {"return_residual": True}
-    packed = lambda x: {"query_segments": SEGMENTS, "key_segments": np.where(x[None], SEGMENTS, 99)}  # noqa: E731
-
-    def merged(*qkv):  # some queries see nothing of one part, and some nothing of the other
-        (a, of_a), (b, of_b) = (pe.attention(*qkv, **options, **packed(x)) for x in (first, ~first))
-        together = jnp.logaddexp(of_a, of_b)
-        return a * jnp.exp(of_a - together)[..., None] + b * jnp.exp(of_b - together)[..., None]
-
-    want = exact(Q, K, V, (SLOPES,), pe.alibi, segments=SEGMENTS, causal=True)
-    check(both(merged, Q, K, V), (want.y, want.by[:3]))
-
-
-@pytest.mark.slow
-def test_large_scores():
-    large = [1000 * x for x in (Q, K)]
-    y, pull = jax.vjp(lambda q: pe.attention(q, large[1], V, block_size=4), large[0])  # op by op, as by an eager `vjp`
-    want = exact(*large, V)
-    check(y, want.y)
-    assert_within(pull(W)[0], want.by[0], 2e-3, against=FORMULA)  # keys of 3000 times roundings of sums of a few units
-    up = lambda i, j: jnp.float32(1000) + pe.alibi(i, j, SLOPES)  # noqa: E731
-    got = both(lambda q: pe.attention(q, K, V, bias=up, block_size=4), Q)
-    want = exact(Q, K, V, (SLOPES,), pe.alibi)
-    check(got, (want.y, want.by[:1]), 2e-4)  # a score near 1000 has units of 6e-5
-
-
-@pytest.mark.slow
-def test_large_scores_in_one_program():
-    times = np.float32(1000)
-    y, (by_q,) = both(lambda q: pe.attention(times * q, times * K, V, block_size=4), Q)
-    want = exact(times * Q, times * K, V)
-    check(y, want.y)
-    assert_within(by_q, times * want.by[0], times * 2e-3, against=FORMULA)
-
-
-def test_a_bias_need_not_be_finite_where_no_position_is():
-    i = POSITIONS + 1
-
-    def bias(i, j, slopes):
-        return -_column(slopes) * jnp.log(j.astype(jnp.float32))[None, None] / i.astype(jnp.float32)[None, :, None]
-
-    options = {"query_positions": i, "key_positions": i, "causal": True, "block_size": 4}
-    got = both(functools.partial(tiled, bias=bias, **options), Q, K, V, (SLOPES,))
-    check(got, exact(Q, K, V, (SLOPES,), bias, i=i, causal=True).both)
-
-
-def test_a_bias_may_be_a_number():
-    check(quick(functools.partial(pe.attention, bias=lambda i, j: 1.0))(Q, K, V), exact(Q, K, V).y)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, LENGTH), (1, 1, LENGTH), (2, LENGTH)])
-def test_positions_broadcast_to_the_batch(shape):
-    q, k, v = (np.stack([x, 2 * x, -x]) for x in (Q, K, V))
-    attend = jax.jit(lambda i: pe.attention(q, k, v, query_positions=i, key_positions=i, **UNDER_ALIBI))
-    i = BATCHED[: 2 if shape[0] == 2 else 1].reshape(shape)
-    np.testing.assert_array_equal(attend(i), attend(np.broadcast_to(i, (3, 2, LENGTH))))
-
-
-@pytest.mark.parametrize(("queries", "keys"), [slow(0, 3), (3, 0), slow(0, 0)])
-def test_empty(queries, keys):
-    positions = {"query_positions": POSITIONS[:queries], "key_positions": POSITIONS[:keys]}
-    f = functools.partial(tiled, bias=pe.alibi, causal=True, **positions)
-    y, gradients = both(f, Q[:, :queries], K[:, :keys], V[:, :keys], (SLOPES,))
-    assert y.shape == (BATCH, queries, HEADS, WIDTH)
-    assert not any(np.any(np.asarray(x)) for x in jax.tree.leaves((y, gradients)))
-
-
-def test_empty_sequences_and_batches():
-    for batch, queries, keys in ((BATCH, 0, 3), (BATCH, 0, 0), (0, LENGTH, LENGTH)):
-        positions = {"query_positions": POSITIONS[:queries], "key_positions": POSITIONS[:keys]}
-        f = functools.partial(tiled, bias=pe.alibi, causal=True, **positions)
-        y = jax.eval_shape(f, Q[:batch, :queries], K[:batch, :keys], V[:batch, :keys], (SLOPES,))
-        assert y.shape == (batch, queries, HEADS, WIDTH)
-
-
-# Programs
-
-
-def loss(q, k, v, parameters, name="alibi", **options):
-    return jnp.vdot(tiled(q, k, v, parameters, BIASES[name][0], block_size=4, causal=True, **options), W[: len(q)])
-
-
-def exact_gradients(name="alibi", parameters=None):
-    bias, of_name = BIASES[name]
-    return exact(Q, K, V, of_name if parameters is None else parameters, bias, causal=True).by
-
-
-@pytest.mark.parametrize("name", tiered(["alibi", "t5", "fire"], ["t5"]))
-def test_parameters_closed_over_in_every_program(name):
-    of_name = functools.partial(loss, name=name)
-
-    def scanned(*arguments):
-        step = lambda total, x: (total + of_name(*arguments) * x, None)  # noqa: E731
-        return lax.scan(step, np.float32(0), np.float32([0.25, 0.75]))[0]
-
-    programs = {"jax.checkpoint": jax.checkpoint(of_name), "jax.lax.scan": scanned}
-    by = quick(lambda *x: {name: jax.grad(f, (0, 1, 2, 3))(*x) for name, f in programs.items()})
-    for program, gradients in by(Q, K, V, BIASES[name][1]).items():
-        check(gradients, exact_gradients(name), against=f"in {program}, {FORMULA}")
-
-
-def test_vmap():
-    parameters = np.stack([SLOPES, RATES, 2 * SLOPES])
-    got = quick(jax.vmap(jax.jit(lambda p: jax.grad(loss, (0, 3))(Q, K, V, (p,)))))(parameters)
-    want = [exact_gradients(parameters=(p,)) for p in parameters]
-    check(got, (np.stack([x[0] for x in want]), (np.stack([x[3][0] for x in want]),)))
-    i = np.stack([POSITIONS, POSITIONS[::-1]])
-    rows = jax.vmap(lambda q, k, v, i: tiled(q, k, v, (SLOPES,), pe.alibi, query_positions=i, key_positions=i, causal=True))  # fmt: skip
-    check(quick(rows)(Q, K, V, i), exact(Q, K, V, (SLOPES,), pe.alibi, i=i, causal=True).y)
-
-
-def test_integers_closed_over():
-    def f(q, shift, slopes):
-        return jnp.sum(pe.attention(q, K, V, bias=lambda i, j: pe.alibi(i + shift, j, slopes), block_size=4) * W)
-
-    got = quick(jax.vmap(jax.grad(f, (0, 2)), (None, 0, None)))(Q, np.arange(3, dtype=np.int32), SLOPES)
-    got = jax.tree.map(np.asarray, got)
-    for shift in range(3):
-        want = exact(Q, K, V, (SLOPES,), pe.alibi, i=POSITIONS + shift, j=POSITIONS).by
-        check([x[shift] for x in got], [want[0], want[3][0]], against=f"at a shift of {shift}, {FORMULA}")
-
-
-@pytest.mark.slow
-def test_a_module_closed_over():
-    class Bias(nnx.Module):
-        def __init__(self):
-            self.slopes = nnx.Param(SLOPES)
-
-        def __call__(self, i, j):
-            return pe.alibi(i, j, self.slopes[...])
-
-    f = lambda module: jnp.vdot(pe.attention(Q, K, V, bias=module, causal=True, block_size=4), W)  # noqa: E731
-    got = nnx.jit(nnx.grad(f))(Bias())
-    check(got["slopes"][...], exact_gradients()[3][0])
-
-
-@pytest.mark.slow
-def test_derivatives_of_derivatives():
-    q, k, v, w = (x[:1, :5].astype(np.float64) for x in (Q, K, V, W))
-    f = lambda x: jnp.sum(W[:1, :5] * tiled(x, K[:1, :5], V[:1, :5], (SLOPES,), pe.alibi, block_size=2, causal=True))  # noqa: E731  # fmt: skip
-    got = quick(jax.grad(lambda x: jnp.sum(jax.grad(f)(x) ** 2)))(Q[:1, :5])
-    # The gradient of |g|² is 2 H g; H g is the derivative of g along g.
-    gradient = lambda x: exact(x, k, v, (SLOPES,), pe.alibi, i=POSITIONS[:5], causal=True, dy=w).by[0]  # noqa: E731
-    g = gradient(q)
-    check(got, (gradient(q + 1e-5 * g) - gradient(q - 1e-5 * g)) / 1e-5, against=f"differences of {FORMULA}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("over", "name"), [("batch", "alibi"), ("heads", "one for all heads"), ("queries", "t5"), ("queries", "fire")]
-)
-def test_derivatives_in_shard_map(over, name):
-    # Over queries: keys, parameters and the cotangents of both are one for all devices.
-    axis = {"batch": 0, "heads": 2, "queries": 1}[over]
-    spec = [P(*[None] * axis, "d")] * 3 if over != "queries" else [P(None, "d"), P(), P()]
-    n = 10 if over == "queries" else LENGTH
-    q, k, v, w = (x[:, :n] for x in (Q, K, V, W))
-    bias, parameters = BIASES[name]
-
-    def local(q, k, v, w, parameters):
-        i = POSITIONS[:n]
-        if over == "queries":
-            i = lax.dynamic_slice_in_dim(i, q.shape[1] * lax.axis_index("d"), q.shape[1])
-        y = tiled(q, k, v, parameters, bias, query_positions=i, key_positions=POSITIONS[:n], causal=True, block_size=3)
-        return lax.psum(jnp.sum(y * w), "d")
-
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
-    f = jax.shard_map(local, mesh=mesh, in_specs=(*spec, spec[0], P()), out_specs=P())
-    got = quick(jax.grad(f, (0, 1, 2, 4)))(q, k, v, w, parameters)
-    check(got, exact(q, k, v, parameters, bias, i=POSITIONS[:n], causal=True, dy=w).by)
+    case = {"segments": APART, "causal": True, "bias": True}
+    x, dy = drawn(case), cotangents(case)
+    (y, residual), _, by = jax.jit(functools.partial(derivatives, case))(x, x, dy)
+    assert np.array_equal(np.any(y, (2, 3)), np.broadcast_to(AT != 5, y.shape[:2]))
+    assert np.array_equal(np.isneginf(residual), np.broadcast_to((AT == 5)[:, None], residual.shape))
+    assert not np.any(by["query"][:, AT == 5]) and all(np.all(np.isfinite(a)) for a in by.values())
 
 
 def test_minus_infinity_in_a_bias_hides_a_key():
     """Results and gradients, of the bias too, are those of a mask; where nothing is seen they are 0."""
-    hidden = (np.arange(LENGTH)[:, None] + 2 * np.arange(LENGTH)) % 3 == 0
+    hidden = (AT[:, None] + 2 * THERE) % 3 == 0
     hidden[4] = True
+    x, slopes = drawn({}), RNG.uniform(0.1, 1, HEADS).astype(np.float32)
 
-    def masked(i, j, slopes):
-        hides = ((i[..., :, None] + 2 * j[..., None, :]) % 3 == 0) | (i[..., :, None] == 4)
-        return jnp.where(hides[..., None, :, :], -jnp.inf, pe.alibi(i, j, slopes))
+    def f(query, key, value, slopes):
+        def masked(i, j):
+            hides = ((i[:, None] + 2 * j[None]) % 3 == 0) | (i[:, None] == 6)
+            return jnp.where(hides[None], -jnp.inf, pe.alibi(i, j, slopes))
 
-    got = both(functools.partial(tiled, bias=masked, block_size=4), Q, K, V, (SLOPES,))
-    table = alibi(tile(POSITIONS, POSITIONS), SLOPES)
-    y, _, back = dense(Q, K, V, table, ~hidden)
-    dq, dk, dv, ds = back(W)
-    by_slopes = (ds * table / np.float64(SLOPES)[:, None, None]).sum((0, 2, 3))
-    check(got, (y, (dq, dk, dv, (by_slopes,))))
+        where = {"query_positions": AT, "key_positions": THERE}
+        return pe.attention(query, key, value, bias=masked, block_size=3, **where)
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", [P("d"), P(None, None, "d")], ids=["batch", "heads"])
-def test_on_a_mesh_with_explicit_axes(spec, on_cpu):
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu"))
-    want = exact_gradients()
-    with jax.set_mesh(mesh):
-        q, k, v, w = (jax.device_put(x, NamedSharding(mesh, spec)) for x in (Q, K, V, W))
-        f = lambda *x: jnp.sum(tiled(*x, pe.alibi, causal=True, block_size=4) * w)  # noqa: E731
-        got = quick(jax.grad(f, (0, 1, 2, 3)))(q, k, v, (SLOPES,))
-    check(got, want)
+    y, by = jax.jit(functools.partial(gradients, f))(*x.values(), slopes)
+    table = alibi(tile(AT, THERE), slopes)
+    want = dense(*x.values(), table, ~hidden)
+    *d_want, ds = want.back(y)
+    d_want.append((ds * table / np.float64(slopes)[:, None, None]).sum((0, 2, 3)))
+    check((y, by), (want.y, tuple(d_want)))
 
 
-def gradient_of_squares(q, k, v):
-    return jax.grad(lambda *x: jnp.sum(tiled(*x, (SLOPES,), pe.alibi, causal=True, block_size=4) ** 2))(q, k, v)
+def test_padding_of_a_block_has_finite_derivatives():
+    """The last block is padded with the last token: at zeros this bias is infinite, and its derivative NaN."""
+    x, i, j = drawn({}), AT - 1, THERE + 1
+    gates = RNG.uniform(1, 2, (BATCH, KEYS, 1)).astype(np.float32)
+
+    def f(query, key, value, gates):
+        def bias(i, j, _, gates):
+            logarithms = jnp.log(gates[:, :, 0] * j[None].astype(jnp.float32))
+            return logarithms[:, None, None] / i[None, None, :, None].astype(jnp.float32)
+
+        data = {"query_data": np.ones((1, QUERIES, 1), np.float32), "key_data": gates}
+        return pe.attention(query, key, value, bias=bias, query_positions=i, key_positions=j, block_size=3, **data)
+
+    y, by = jax.jit(functools.partial(gradients, f))(*x.values(), gates)
+    table = np.log(np.float64(gates[:, None, None, :, 0]) * j) / i[:, None]
+    want = dense(*x.values(), table)
+    *d_want, ds = want.back(y)
+    d_want.append(((ds / i[:, None]).sum((1, 2))[..., None] / gates).astype(np.float64))
+    check((y, by), (want.y, tuple(d_want)))
 
 
-def of_any_batch():
-    (batch,) = export.symbolic_shape("b")
-    return [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in (Q, K, V)]
+def test_keys_that_are_all_far_away():
+    """−2³¹·slope, the same for all keys, changes no weight; beside it float32 does not hold ln(keys)."""
+    x = drawn({})
+    qkv = 0 * x["query"], x["key"], x["value"]
+
+    @jax.jit
+    def at(distance):
+        options = {"query_positions": jnp.full(QUERIES, distance, jnp.int32), "key_positions": 0 * THERE}
+        bias = lambda i, j: pe.alibi(i, j, HEADS)  # noqa: E731
+        return gradients(lambda *x: pe.attention(*x, bias=bias, causal=True, block_size=3, **options), *qkv)
+
+    far = at(np.int32(2**31 - 1))
+    jax.tree.map(np.testing.assert_array_equal, far, at(np.int32(0)))
+    want = dense(*qkv)
+    check(far, (want.y, tuple(want.back(want.y)[:3])))
 
 
-def test_any_batch():
-    shapes = of_any_batch()
-    assert jax.eval_shape(gradient_of_squares, *shapes).shape == shapes[0].shape
+def test_a_mask_of_more_queries_than_a_word_has_bits():
+    """Tiles of 35 queries, of which in some the first 32 see nothing, or one sequence."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.normal(size=(2, n, 1, 8)).astype(np.float32) for n in (70, 50, 50))
+    i, j = np.arange(70)[:, None] % 35, np.arange(50)
+    seen = (rng.random((2, 1, 70, 50)) < 0.3) & (i >= np.where(j < 25, 32, 0))
+    seen[0, ..., :25] = False
+    y, by = jax.jit(functools.partial(gradients, functools.partial(pe.attention, mask=seen, block_size=40)))(q, k, v)
+    want = dense(q, k, v, seen=seen)
+    check((y, by), (want.y, tuple(want.back(y)[:3])), 2e-5)
 
 
-@pytest.mark.slow
-def test_export_of_any_batch():
-    exported = export.export(jax.jit(gradient_of_squares))(*of_any_batch())
-    got = export.deserialize(exported.serialize()).call(Q, K, V)
-    y = exact(Q, K, V, (SLOPES,), pe.alibi, causal=True).y
-    check(got, exact(Q, K, V, (SLOPES,), pe.alibi, causal=True, dy=2 * y).by[0], 1e-6)
+# Numbers at the ends of their ranges
+
+INT = np.iinfo(np.int32)
+ENDS = np.int32([INT.min, INT.min + 1, INT.min + 5, -1, 0, 1, INT.max - 5, INT.max - 1, INT.max])
 
 
-@pytest.mark.parametrize("axis", [1, 2, 3])
-@pytest.mark.parametrize("name", ["query", "key", "value"])
-def test_sizes_must_be_known(name, axis):
-    (n,) = export.symbolic_shape("n")
-    shapes = {k: jax.ShapeDtypeStruct(x.shape, x.dtype) for k, x in (("query", Q), ("key", K), ("value", V))}
-    size = shapes[name].shape
-    shapes[name] = jax.ShapeDtypeStruct((*size[:axis], n, *size[axis + 1 :]), Q.dtype)
-    with pytest.raises(ValueError, match=f"^attention: {name} must have a known size along axis {axis}, got shape .*n"):
-        export.export(jax.jit(pe.attention))(*shapes.values())
+def seen_by(i, j, **options):
+    """Which keys a query sees: all scores are 0, and values one-hot."""
+    values = np.eye(len(j), dtype=np.float32)[None, :, None]
+    q, k = (np.zeros((1, len(x), 1, 4), np.float32) for x in (i, j))
+    f = functools.partial(pe.attention, q, k, values, block_size=2, **options)
+    return np.asarray(jax.jit(lambda i, j: f(query_positions=i, key_positions=j))(i, j))[0, :, 0] > 0
 
 
-def test_a_repeated_call_is_not_traced_again():
-    f = quick(lambda q, k, v: pe.attention(q, k, v, bias=functools.partial(pe.alibi, heads=HEADS)))
-    f(Q, K, V)
-    jax.eval_shape(functools.partial(pe.attention, causal=True), Q, K, V)
-    with jax.no_tracing():
-        f(Q, K, V)
+WINDOWS = [(3, None), (2**32 - 2, None), (None, 2**32 - 2), (2**31, 2**31 - 1), (2**40, 2**70)]
 
 
-@pytest.mark.parametrize("name", tiered(["alibi", "t5"], ["t5"]))
-def test_biases_serve_kernels_that_ask_for_a_tile(name):
-    bias, (parameter,) = BIASES[name]
-
-    def kernel(q, k, parameter, out):
-        i, j = (pl.program_id(axis) * 4 + lax.iota(jnp.int32, 4) for axis in range(2))
-        scores = lax.dot_general(q[...], k[...], (((2,), (2,)), ((0,), (0,))))
-        out[...] = scores + bias(i, j, parameter[...])
-
-    q, k = (normal(HEADS, 12, WIDTH) for _ in range(2))
-    side = lambda axis: pl.BlockSpec((HEADS, 4, WIDTH), lambda *at: (0, at[axis], 0))  # noqa: E731
-    whole = pl.BlockSpec(parameter.shape, lambda *at: (0,) * parameter.ndim)
-    tile = pl.BlockSpec((HEADS, 4, 4), lambda i, j: (0, i, j))
-    shape = jax.ShapeDtypeStruct((HEADS, 12, 12), jnp.float32)
-    got = pl.pallas_call(kernel, shape, grid=(3, 3), in_specs=[side(0), side(1), whole], out_specs=tile, interpret=True)
-    p = np.arange(12, dtype=np.int32)
-    want = np.einsum("hqd,hkd->hqk", *np.float64((q, k))) + np.asarray(bias(p, p, parameter))
-    check(got(q, k, parameter), want, against="the product and the whole bias")
+@pytest.mark.parametrize("options", [{"causal": True}, *({"window": window} for window in WINDOWS)], ids=str)
+def test_masks_by_position_do_not_wrap(options):
+    """So an empty slot of a cache, at the greatest position, is hidden from all queries before it."""
+    np.testing.assert_array_equal(seen_by(ENDS, ENDS[::-1], **options), may_see(ENDS, ENDS[::-1], **options)[0])
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        ({"query": Q.astype(np.int32)}, TypeError, "attention: query must be a float array of shape .* got int32"),
-        ({"key": [1.0]}, TypeError, "attention: key must be a float array of shape"),
-        ({"key": K.astype(np.float16)}, TypeError, "attention: key must have the dtype of query, float32, got float16"),
-        ({"value": V.astype(np.float16)}, TypeError, "attention: value must have the dtype of query"),
-        ({"query": Q[0, 0]}, ValueError, r"attention: query must have shape \(..., queries, heads, head_dim\), got"),
-        ({"key": K[:1]}, ValueError, "attention: key must have the leading axes and the head_dim of query"),
-        ({"key": K[..., :7], "value": V[..., :7]}, ValueError, "attention: key must have the leading axes and the head_"),
-        ({"value": V[:, 1:]}, ValueError, r"attention: value must have the axes of key but for the last, shape \(2, 11, 2, 8\), got \(2, 10"),
-        ({"query": Q[:, :, :3]}, ValueError, "attention: the heads of query must be a multiple .* got 3 and 2"),
-        ({"key": K[:, :, :0], "value": V[:, :, :0]}, ValueError, "attention: the heads of query must be a multiple"),
-        ({"query": Q[..., :0], "key": K[..., :0], "value": V[..., :0]}, ValueError, "head_dim and value_dim must be at least 1, got 0"),
-        ({"bias": SLOPES}, TypeError, "attention: bias must be a function of positions, got float32"),
-        ({"bias": lambda i, j: (i, j)}, TypeError, r"bias must give one float array, got int32\[11\], int32\[11\]"),
-        ({"bias": lambda i, j: i[:, None] - j[None]}, TypeError, r"bias must give one float array, got int32\[11,11\]"),
-        ({"bias": lambda i, j: pe.alibi(i, j, 3)}, ValueError, r"attention: bias of shape \(3, 11, 11\) must broadcast to"),
-        ({"bias": lambda i, j: jnp.ones((12, 12)), "block_size": 4}, ValueError, r"attention: bias of shape \(12, 12\)"),
-        ({"block_size": 0}, ValueError, "attention: block_size must be at least 1, got 0"),
-        ({"block_size": 2.0}, TypeError, "attention: block_size must be an integer"),
-        ({"causal": 1}, TypeError, "attention: causal must be True or False"),
-        ({"return_residual": 1}, TypeError, "attention: return_residual must be True or False"),
-        ({"scale": "a"}, TypeError, "attention: scale must be a number"),
-        ({"scale": np.inf}, ValueError, "attention: scale must be finite"),
-        ({"query_positions": POSITIONS}, ValueError, "attention: query_positions and key_positions must be given together"),
-        ({"key_segments": POSITIONS}, ValueError, "attention: query_segments and key_segments must be given together"),
-        ({"query": Q[:, 1:], "causal": True}, ValueError, "attention: query_positions and key_positions must be given for 10"),
-        ({"query": Q[:, 1:], "bias": pe.alibi}, ValueError, "attention: query_positions and key_positions must be given for"),
-        ({"query_positions": POSITIONS[1:], "key_positions": POSITIONS}, ValueError, r"attention: query_positions must have shape \(..., 11\), got \(10,\)"),
-        ({"query_positions": POSITIONS, "key_positions": POSITIONS[None, None]}, ValueError, r"attention: key_positions of shape \(1, 1, 11\) must broadcast to key without heads, shape \(2, 11\)"),
-        ({"query_segments": SEGMENTS, "key_segments": SEGMENTS[:, 1:]}, ValueError, "attention: key_segments must have shape"),
-        ({"mask": np.ones((1, 1, 1, LENGTH), np.int32)}, TypeError, "attention: mask must be an array of booleans, True where a query sees a key, got int32"),
-        ({"mask": np.zeros((1, 1, 1, LENGTH), np.float32)}, TypeError, "attention: mask must be an array of booleans, .*; an additive mask is a bias, got float32"),
-        ({"mask": np.ones((BATCH, LENGTH), bool)}, ValueError, r"attention: mask must have the axes \(..., heads, queries, keys\), each 1 or that of \(2, 4, 11, 11\), got \(2, 11\); for \(batch, keys\) pass mask\[:, None, None, :\]"),
-        ({"mask": np.ones((BATCH, KV_HEADS, 1, LENGTH), bool)}, ValueError, r"attention: mask must have the axes .* got \(2, 2, 1, 11\)$"),
-        ({"mask": [[True]]}, TypeError, "attention: mask must be an array of booleans"),
-        ({"query_segments": W[0, 0], "key_segments": SEGMENTS}, TypeError, "attention: query_segments must be an integer array"),
-        ({"key_order": POSITIONS, "causal": True}, ValueError, "attention: query_order and key_order must be given together"),
-        ({"query_order": POSITIONS, "key_order": POSITIONS}, ValueError, "attention: causal must be True if query_order and key_order are given, got False"),
-        ({"query_order": W[0, 0], "key_order": POSITIONS, "causal": True}, TypeError, "attention: query_order must be an integer array"),
-        ({"query_order": POSITIONS[1:], "key_order": POSITIONS, "causal": True}, ValueError, r"attention: query_order must have shape \(..., 11\)"),
-        ({"query_positions": W[0, 0], "key_positions": POSITIONS}, TypeError, "attention: query_positions must be an integer array"),
-    ],
-)  # fmt: skip
-def test_bad_input(change, error, match):
-    with pytest.raises(error, match=match):
-        pe.attention(**{"query": Q, "key": K, "value": V} | change)
+def test_windows_over_wide_integers():
+    i, j = np.int64([0, 2**33, 2**40, -(2**62), 2**63 - 1]), np.int64([1, -1, 2**40 + 3, -(2**62) - 2, -(2**63), 2**34])
+    for window in ((2**33, None), (2**63, 2)):
+        with jax.enable_x64(True):
+            got = seen_by(i, j, window=window)
+        np.testing.assert_array_equal(got, may_see(i, j, window=window)[0])
+
+
+def test_sinks_of_any_size():
+    case = {"sinks": True, "segments": APART, "causal": True}
+    x, (dy, dl) = drawn(case), cotangents(case)
+    x["sinks"] = lows = np.float32([-np.inf, 1e4, -1e4, 3e38])
+    (y, residual), tangents, by = jax.jit(functools.partial(derivatives, case))(
+        x, x | {"sinks": np.ones_like(lows)}, (dy, 0 * dl)
+    )
+    none, of_none, _ = exact(case, {name: x[name] for name in ("query", "key", "value")})
+    check((y[:, :, [0, 2]], y[:, :, [1, 3]]), (none[:, :, [0, 2]], 0 * none[:, :, [1, 3]]))
+    np.testing.assert_array_equal(np.isneginf(residual), np.isneginf(of_none) & (np.arange(HEADS) == 0))
+    np.testing.assert_array_equal(residual[..., 3], lows[3])
+    assert all(np.all(np.isfinite(a)) for a in (*tangents, by["sinks"])) and not np.any(np.delete(by["sinks"], 2))
+
+
+def test_caps_at_their_bounds_and_far_scores():
+    x = drawn({"cap": 2.0})
+    for cap, scale in ((1e-30, None), (1e30, None), (2.0, 1e6)):
+        case = {"cap": cap, "scale": scale}
+        y, by = jax.jit(functools.partial(gradients, lambda x: attend(case, x)[0]))(x)  # noqa: B023
+        check(y, exact(case, x)[0])
+        assert all(np.all(np.isfinite(a)) for a in jax.tree.leaves(by)), case
+
+
+# Parts, and what a bias reads
+
+
+def test_keys_may_come_in_parts():
+    """They merge by their residuals; some queries see nothing of one part. A sink is in one of them."""
+    case = {"causal": True, "bias": True, "sinks": True}
+    x = drawn(case)
+
+    def part(x, keys):
+        of_part = x | {name: x[name][:, keys] for name in ("key", "value")}
+        return attend(case | {"j": THERE[keys]}, of_part, **({} if keys.start is None else {"sinks": None}))
+
+    def merged(x):
+        (a, of_a), (b, of_b) = part(x, slice(None, 5)), part(x, slice(5, None))
+        together = jnp.logaddexp(of_a, of_b)
+        return a * jnp.exp(of_a - together)[..., None] + b * jnp.exp(of_b - together)[..., None], together
+
+    check(jax.jit(merged)(x), exact(case, x)[:2], 2e-6)
+
+
+def test_a_step_of_decoding_is_a_row_of_the_whole():
+    case = {"causal": True, "bias": True, "window": (5, None), "sinks": True}
+    x = drawn(case)
+    step = jax.jit(lambda q, i: attend(case | {"i": i}, x | {"query": q}))
+    for t in (0, 3, QUERIES - 1):
+        want = [y[:, t : t + 1] for y in exact(case, x)[:2]]
+        check(step(x["query"][:, t : t + 1], np.full((BATCH, 1), AT[t])), tuple(want), 2e-6, f"row {t} of {FORMULA}")
+
+
+def test_integers_that_a_bias_closes_over_or_reads():
+    """The types of tokens on both sides, in a tree with a leaf of floats; they have no derivative."""
+    x, table = drawn({}), RNG.normal(size=(3, 3)).astype(np.float32)
+    types = RNG.integers(0, 3, (BATCH, QUERIES, 1), np.int32), RNG.integers(0, 3, (1, KEYS, 1), np.int32)
+    gates, shift = RNG.normal(size=(BATCH, KEYS, KV_HEADS)).astype(np.float32), np.int32(1)
+
+    @jax.jit
+    def got(table, gates, shift):
+        def f(table, gates):
+            def of_types(i, j, a, b):
+                pairs = table[(a["type"][:, :, 0, None] + shift) % 3, b["type"][:, None, :, 0]]
+                return pairs[:, None] + jnp.swapaxes(b["gate"], 1, 2)[:, :, None]
+
+            where = {"query_positions": AT, "key_positions": THERE, "block_size": 3}
+            data = {"query_data": {"type": types[0]}, "key_data": {"type": types[1], "gate": gates}}
+            return pe.attention(*x.values(), bias=of_types, **data, **where)
+
+        return gradients(f, table, gates)
+
+    y, (d_table, d_gates) = got(table, gates, shift)
+    pairs = np.broadcast_arrays((types[0] + 1) % 3, types[1][:, None, :, 0])
+    of_gates = np.repeat(np.swapaxes(gates, 1, 2), HEADS // KV_HEADS, 1)[:, :, None]
+    want = dense(*x.values(), np.float64(table)[tuple(pairs)][:, None] + of_gates)
+    ds, d_want = want.back(y)[3], np.zeros((3, 3))
+    np.add.at(d_want, tuple(pairs), ds.sum(1))
+    grouped = np.swapaxes(ds.sum(2).reshape(BATCH, KV_HEADS, -1, KEYS).sum(2), 1, 2)
+    check((y, d_table, d_gates), (want.y, d_want, grouped))

@@ -1,77 +1,88 @@
-"""Biases as the kernel for NVIDIA GPUs computes them: the kind of a bias's program, and that it has the bias's values."""
+"""How a kernel computes a bias of positions: `bias_programs.plan` chooses the cheapest program that has its values.
+
+- "linear" for a number times |i − j|; "table" and "near" look up differences; "steps" are operations on single scores.
+- A program has the values of its bias, and its pullback those of its derivative, or it has none.
+- What a kernel cannot compute raises, and says what to use instead.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.tiers import slow, tiered
 from posenc_jax._attention.hopper import bias_programs
 from posenc_jax._attention.hopper.bias_programs import Constant
 
 HEADS, COUNTS, PADDED = 3, (6, 9), (8, 12)
-NUMBERS = np.float32([0.5, 1.0, 2.0])
-TABLE = np.random.default_rng(0).normal(size=(32, HEADS)).astype(np.float32)
-ROW = jnp.asarray(TABLE[:6, 0])
-MLP = tuple(np.random.default_rng(1).normal(size=s).astype(np.float32) for s in ((2,), (2,), (2, HEADS), (HEADS,)))
+AT, THERE = (np.arange(n, dtype=np.int32) for n in COUNTS)
+FAR = (AT * 400 - 900).astype(np.int32), (THERE * 300 - 1200).astype(np.int32)
+RNG = np.random.default_rng(0)
+NUMBERS, TABLE = np.float32([0.5, 1.0, 2.0]), RNG.normal(size=(32, HEADS)).astype(np.float32)
+PER_HEAD, ROW = NUMBERS[:, None, None], jnp.asarray(TABLE[:6, 0])
+MLP = tuple(RNG.normal(size=s).astype(np.float32) for s in ((2,), (2,), (2, HEADS), (HEADS,)))
 
 
 def distance(i, j):
     return jnp.abs(i[:, None] - j[None])[None]
 
 
-# name → the bias, the kind of its program if positions are counted, and if they are given, the kind or the number of steps
+def difference(i, j):
+    return i[:, None] - j[None]
+
+
+def total(i, j):
+    return (i[:, None] + j[None])[None]
+
+
+def selected(i, j):
+    """The distance, as a selection."""
+    return jnp.where(i[:, None] < j[None], j[None] - i[:, None], difference(i, j))[None]
+
+
+# A bias, the kind of its program if positions are counted, and if they are given, the kind or the number of steps
 BIASES = {
     "ALiBi": (lambda i, j: pe.alibi(i, j, HEADS), "linear", 8),
-    "ALiBi by hand": (lambda i, j: -NUMBERS[:, None, None] * distance(i, j).astype(jnp.float32), "linear", 4),
-    "no head, checkpointed": (
-        jax.checkpoint(lambda i, j: np.float32(-0.25) * distance(i, j)[0].astype(jnp.float32)),
-        "linear",
-        4,
-    ),
-    "twice negative": (lambda i, j: -(NUMBERS[:, None, None] * (distance(i, j).astype(jnp.float32) * 2)), "linear", 6),
+    "ALiBi by selection": (lambda i, j: -PER_HEAD * selected(i, j).astype(jnp.float32), "linear", 6),
+    "for all heads": (jax.checkpoint(lambda i, j: np.float32(-2) * distance(i, j)[0].astype(jnp.float32)), "linear", 4),
+    "twice negative": (lambda i, j: -(PER_HEAD * (distance(i, j).astype(jnp.float32) * 2)), "linear", 6),
+    "plus one": (lambda i, j: PER_HEAD * distance(i, j).astype(jnp.float32) + 1, "steps", 5),
     "T5": (lambda i, j: pe.t5(i, j, TABLE), "table", "near"),
-    "KERPLE, logarithm": (lambda i, j: pe.kerple_log(i, j, NUMBERS, NUMBERS), "table", 10),
-    "KERPLE, power": (lambda i, j: pe.kerple_power(i, j, NUMBERS, 1 / NUMBERS), "table", 12),
     "T5, one side": (lambda i, j: pe.t5(i, j, TABLE, bidirectional=False, max_distance=120), "table", "near"),
-    "of later keys": (
-        lambda i, j: -jnp.minimum(jnp.maximum(j[None] - i[:, None], 0), 3).astype(jnp.float32),
-        "table",
-        "near",
-    ),
-    "Swin": (lambda i, j: pe.relative_position_bias(i, j, np.resize(TABLE, (19, HEADS))), "table", "near"),
-    "signed clip": (lambda i, j: ROW[jnp.clip(i[:, None] - j[None], -3, 2) + 3], "table", "near"),
-    "signed clip, each bound": (
-        lambda i, j: ROW[3 - jnp.maximum(jnp.minimum(j[None] - i[:, None], 3), -2)],
-        "table",
-        "near",
-    ),
-    "FIRE": (lambda i, j: pe.fire(i, j, MLP, c=0.5, threshold=4.0), "steps", 24),
-    "of keys": (lambda i, j: NUMBERS[:, None, None] * (j & 1).astype(jnp.float32)[None, None], "steps", 3),
-    "of no position": (lambda i, j: jnp.asarray(NUMBERS)[:, None, None] * 2, "steps", 0),
-    "nothing": (lambda i, j: jnp.zeros((1, 1)), "steps", 0),
+    "KERPLE, logarithm": (lambda i, j: pe.kerple_log(i, j, NUMBERS, NUMBERS), "table", 10),
+    "later keys": (lambda i, j: jnp.clip(j[None] - i[:, None], 0, 3).astype(jnp.float32), "table", "near"),
+    "signed clip": (lambda i, j: ROW[jnp.clip(difference(i, j), -3, 2) + 3], "table", "near"),
     "clipped": (lambda i, j: -jnp.minimum(distance(i, j), 4).astype(jnp.float32), "table", "near"),
-}
+    "clipped at 126": (lambda i, j: jnp.minimum(distance(i, j), 126).astype(jnp.float32) ** 2, "table", "near"),
+    "clipped too far": (lambda i, j: jnp.minimum(distance(i, j), 127).astype(jnp.float32), "table", 4),
+    "FIRE": (lambda i, j: pe.fire(i, j, MLP, c=0.5, threshold=4.0), "steps", 24),
+    "of keys": (lambda i, j: PER_HEAD * (j & 1).astype(jnp.float32)[None, None], "steps", 3),
+    "of no position": (lambda i, j: jnp.asarray(PER_HEAD) * 2, "steps", 0),
+    "nothing": (lambda i, j: jnp.zeros((1, 1)), "steps", 0),
+}  # fmt: skip
 
 
 def evaluated(steps, values):
     """The values that are given, and those of the steps; the positions are the first two."""
-    values, difference = list(values), (values[0] - values[1]).astype(jnp.float32)
+    values, apart = list(values), (values[0] - values[1]).astype(jnp.float32)
     for operation, inputs, parameters in steps:
-        read = [jnp.full(difference.shape, x.value, x.dtype) if isinstance(x, Constant) else values[x] for x in inputs]
-        special = {"|i-j|": abs(difference), "i-j": difference}
+        read = [jnp.full(apart.shape, x.value, x.dtype) if isinstance(x, Constant) else values[x] for x in inputs]
+        special = {"|i-j|": abs(apart), "i-j": apart}
         values.append(special[operation] if operation in special else operation.bind(*read, **dict(parameters)))
     return values
 
 
 def computed(program, operands, i, j, head):
     """The bias of one head by its program, for positions of one shape."""
-    if program.kind in ("table", "near"):
-        near = program.kind == "near"
-        difference = jnp.clip(i - j, -program.constant_from, program.constant_from) if near else i - j
-        return operands[0][head][difference + (bias_programs.NEAR if near else PADDED[1])]
+    if program.kind == "table":
+        return operands[0][head][i - j + PADDED[1]]
+    if program.kind == "near":
+        reach = program.constant_from
+        return operands[0][head][jnp.clip(i - j, -reach, reach) + bias_programs.NEAR]
     numbers = [x[n, head] for x in operands for n in range(len(x))]
     if program.kind == "linear":
         return numbers[0] * abs((i - j).astype(jnp.float32))
@@ -80,101 +91,163 @@ def computed(program, operands, i, j, head):
 
 @pytest.mark.parametrize("name", BIASES)
 @pytest.mark.parametrize("counted", [True, False])
-def test_the_kind_of_a_program(name, counted):
-    bias, kind, steps = BIASES[name]
-    programs = []
-
-    def operands():
-        program, operands = bias_programs.plan(bias, HEADS, 1, COUNTS if counted else None, PADDED)
-        programs.append(program)
-        return operands
-
-    jax.eval_shape(operands)
-    (program,) = programs
-    assert hash(program) is not None
-    assert (program.kind == kind) if counted else (steps in (program.kind, len(program.steps)))
-
-
-@pytest.mark.parametrize("name", tiered(BIASES, ["ALiBi", "Swin", "FIRE"]))
-@pytest.mark.parametrize("counted", [True, slow(False)])
 def test_a_program_has_the_values_of_its_bias(name, counted):
     bias, kind, steps = BIASES[name]
-    i, j = (np.arange(n, dtype=np.int32) for n in COUNTS)
+    programs, tiles = [], [(AT, THERE)] if counted else [(AT, THERE), FAR]
 
     @jax.jit
     def both():
         program, operands = bias_programs.plan(bias, HEADS, 1, COUNTS if counted else None, PADDED)
-        positions = jnp.broadcast_arrays(jnp.asarray(i)[:, None], jnp.asarray(j)[None])
-        by_head = [computed(program, operands, *positions, head) for head in range(HEADS)]
-        return jnp.stack(by_head), jnp.broadcast_to(bias(jnp.asarray(i), jnp.asarray(j)), (HEADS, *COUNTS))
+        programs.append(program)
+        broadcast = [jnp.broadcast_arrays(jnp.asarray(i)[:, None], jnp.asarray(j)[None]) for i, j in tiles]
+        got = [jnp.stack([computed(program, operands, *tile, head) for head in range(HEADS)]) for tile in broadcast]
+        return got, [jnp.broadcast_to(bias(i, j), (HEADS, *COUNTS)) for i, j in tiles]
 
     got, want = both()
-    if (kind if counted else steps) in ("table", "near"):
-        np.testing.assert_array_equal(got, want)
-    assert_within(got, want, 1e-6 * np.maximum(1, np.abs(want)), against="the bias")
+    (program,) = programs
+    assert hash(program) is not None
+    assert program.kind == kind if counted else steps in (program.kind, len(program.steps))
+    for a, b in zip(got, want, strict=True):
+        bound = 0 if program.kind in ("table", "near") else 2e-6 * np.maximum(1, np.abs(b))
+        assert_within(a, b, bound, against="the bias")
+
+
+def test_a_table_covers_the_padding():
+    """One entry per difference of padded positions, from −keys on; beyond the tokens, the furthest of theirs."""
+    program, (table,) = bias_programs.plan(lambda i, j: pe.t5(i, j, TABLE), HEADS, 1, COUNTS, PADDED)
+    assert program.kind == "table" and table.shape == (HEADS, sum(PADDED)) and table.dtype == np.float32
+    apart = np.arange(-PADDED[1], PADDED[0]).clip(1 - COUNTS[1], COUNTS[0] - 1).astype(np.int32)
+    np.testing.assert_array_equal(table, pe.t5(apart, np.zeros(1, np.int32), TABLE)[..., 0])
+
+
+def test_positions_with_a_batch_axis_have_the_same_program():
+    bias = lambda i, j: pe.t5(i, j, TABLE)  # noqa: E731
+    (one, (a,)), (two, (b,)) = (bias_programs.plan(bias, HEADS, axes, None, PADDED) for axes in (1, 2))
+    assert one == two
+    np.testing.assert_array_equal(a, b)
+
+
+# Derivatives
 
 
 def curved(i, j, size, rate, power):
-    """Where derivatives have steps of their own: a selection, a hyperbolic tangent, a root, a power, a product twice."""
-    x = jnp.abs(i[:, None] - j[None]).astype(jnp.float32)[None] + 1
+    """Steps whose derivatives are other steps: a selection, a hyperbolic tangent, a root, a power, a product twice."""
+    x = distance(i, j).astype(jnp.float32) + 1
     near = size * jnp.tanh(rate * x) / jnp.sqrt(1 + rate)
-    return jnp.where(i[:, None] > j[None], near, rate * x**power) - jnp.maximum(size, x) * jnp.exp(-rate * x)
-
-
-def other(i, j, size):
-    """Its derivative is not that of its operations."""
-    twice = jax.custom_jvp(lambda x: 2 * x)
-    twice.defjvp(lambda primals, tangents: (2 * primals[0], 5 * tangents[0]))
-    return twice(size[:, None, None] * (i[:, None] + j[None]).astype(jnp.float32)[None])
+    return jnp.where(difference(i, j) > 0, near, rate * x**power) - jnp.maximum(size, x) * jnp.exp(-rate * x)
 
 
 PULLBACKS = {
     "ALiBi": (pe.alibi, 1),
     "KERPLE, logarithm": (pe.kerple_log, 2),
     "KERPLE, power": (pe.kerple_power, 2),
-    "custom": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
-    "of functions of parameters": (lambda i, j, x: pe.alibi(i, j, jax.nn.softplus(x) + jax.nn.relu(x - 0.5)), 1),
+    "curved": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
+    "functions of parameters": (lambda i, j, x: pe.alibi(i, j, jax.nn.softplus(x) + jax.nn.relu(x - 0.5)), 1),
     "of no position": (lambda i, j, x: x[:, None, None], 1),
 }
 
 
-@pytest.mark.parametrize("name", tiered(PULLBACKS, ["KERPLE, logarithm"]))
-@pytest.mark.parametrize("counted", [slow(True), False])
+@pytest.mark.parametrize("name", PULLBACKS)
+@pytest.mark.parametrize("counted", [True, False])
 def test_a_pullback_is_that_of_the_bias(name, counted):
     of, count = PULLBACKS[name]
-    i, j = (np.arange(n, dtype=np.int32) for n in COUNTS)
     learned = [NUMBERS / (n + 2) for n in range(count)]
-    ds = np.random.default_rng(2).normal(size=(HEADS, *COUNTS)).astype(np.float32)
+    ds, programs = RNG.normal(size=(HEADS, *COUNTS)).astype(np.float32), []
+
+    def operands(*learned):
+        bias = lambda i, j: of(i, j, *learned)  # noqa: E731
+        program, operands = bias_programs.plan(bias, HEADS, 1, COUNTS if counted else None, PADDED)
+        programs.append(program)
+        return operands
 
     @jax.jit
     def both(*learned):
-        def operands(*learned):
-            program, operands = bias_programs.plan(lambda i, j: of(i, j, *learned), HEADS, 1, counts, PADDED)
-            programs.append(program)
-            return operands
-
-        programs, counts = [], COUNTS if counted else None
         (numbers,), pull = jax.vjp(operands, *learned)
-        tile, rows = [jnp.asarray(x) for x in np.broadcast_arrays(i[:, None], j[None])], []
+        tile, program = [jnp.asarray(x) for x in np.broadcast_arrays(AT[:, None], THERE[None])], programs[0]
+        if program.kind == "table":  # its cotangent is a sum along diagonals
+            index = tile[0] - tile[1] + PADDED[1]
+            of_table = jnp.stack([jnp.zeros(sum(PADDED), jnp.float32).at[index].add(x) for x in ds])
+            return pull((of_table,)), wanted(*learned)
+        rows = []
         for head in range(HEADS):
-            if programs[0].kind in ("linear", "table"):
-                per_score = [ds[head] * abs(i[:, None] - j[None]).astype(np.float32)]
+            if program.kind == "linear":
+                per_score = [ds[head] * abs(tile[0] - tile[1]).astype(np.float32)]
             else:
-                steps, indices = programs[0].pullback
+                steps, indices = program.pullback
                 values = evaluated(steps, [*tile, *(jnp.full(COUNTS, x) for x in numbers[:, head]), ds[head]])
                 per_score = [values[index] for index in indices]
             rows.append(jnp.stack([jnp.sum(x) for x in per_score]))
-        if programs[0].kind == "table":  # its cotangent is a sum along diagonals
-            index = i[:, None] - j[None] + PADDED[1]
-            rows = [jnp.zeros(sum(PADDED), jnp.float32).at[index].add(x) for x in ds]
-        want = jax.vjp(lambda *learned: jnp.broadcast_to(of(i, j, *learned), ds.shape), *learned)[1](ds)
-        return pull((jnp.stack(rows, programs[0].kind != "table"),)), want
+        return pull((jnp.stack(rows, 1),)), wanted(*learned)
+
+    def wanted(*learned):
+        return jax.vjp(lambda *learned: jnp.broadcast_to(of(AT, THERE, *learned), ds.shape), *learned)[1](ds)
 
     got, want = both(*learned)
     assert_within(got, want, 1e-5 * np.maximum(1, np.abs(want)), against="the bias")
 
 
-def test_no_pullback_where_a_derivative_is_not_that_of_the_operations():
-    for bias in (lambda i, j: other(i, j, NUMBERS), lambda i, j: pe.fire(i, j, MLP, c=0.5, threshold=4.0)):
-        program, numbers = bias_programs.plan(bias, HEADS, 1, COUNTS, PADDED)
-        assert program.kind == "steps" and numbers and program.pullback is None
+def with_a_rule(i, j):
+    """Its derivative is not that of its operations."""
+    twice = jax.custom_jvp(lambda x: 2 * x)
+    twice.defjvp(lambda primals, tangents: (2 * primals[0], 5 * tangents[0]))
+    return twice(PER_HEAD * total(i, j).astype(jnp.float32))
+
+
+def linear_with_a_rule(i, j):
+    twice = jax.custom_jvp(lambda x: -x)
+    twice.defjvp(lambda primals, tangents: (-primals[0], 5 * tangents[0]))
+    return twice(PER_HEAD * distance(i, j).astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+    ("bias", "kind"),
+    [
+        (with_a_rule, "steps"),
+        (linear_with_a_rule, "linear"),
+        (functools.partial(pe.fire, mlp=MLP, c=0.5, threshold=4.0), "steps"),
+    ],
+)
+def test_no_pullback_where_a_derivative_is_not_that_of_the_operations(bias, kind):
+    program, numbers = bias_programs.plan(bias, HEADS, 1, COUNTS, PADDED)
+    assert program.kind == kind and numbers and program.pullback is None
+
+
+# What a kernel cannot compute
+
+
+def of_numbers(count):
+    numbers = [jnp.asarray(PER_HEAD) + n for n in range(count)]
+    return lambda i, j: sum(jnp.tanh(x * total(i, j).astype(jnp.float32)) for x in numbers)
+
+
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        (lambda i, j: jnp.ones((HEADS, *COUNTS)), "bias must be one number for each head and score"),
+        (lambda i, j: jnp.ones((2, 1, 1)), "bias must be one number for each head and score"),
+        (lambda i, j: jnp.cumsum(pe.alibi(i, j, HEADS), -1), "cannot compute 'cumsum' in a bias"),
+        (lambda i, j: ROW[i[:, None]] - j[None].astype(jnp.float32), "cannot compute 'gather' in a bias"),
+        (lambda i, j: jnp.sin(total(i, j).astype(jnp.float32)), "cannot compute 'sin' in a bias"),
+        (lambda i, j: total(i, j).astype(jnp.float16).astype(jnp.float32), "cannot compute .*type to f.*16"),
+        (lambda i, j: (jnp.arange(HEADS)[:, None, None] * total(i, j)).astype(jnp.float32), "float32 numbers.*int32"),
+        (of_numbers(17), "bias must have at most 16 numbers for each head.*got 17"),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_cannot_compute_raises(bias, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        jax.eval_shape(lambda: bias_programs.plan(bias, HEADS, 1, COUNTS, PADDED)[1])
+    assert "use implementation='xla'" in str(caught.value)
+
+
+def test_sixteen_numbers_fit():
+    program, (numbers,) = bias_programs.plan(of_numbers(16), HEADS, 1, COUNTS, PADDED)
+    assert program.kind == "steps" and numbers.shape == (16, HEADS)
+
+
+def test_of_the_branches_of_platforms_that_of_a_gpu_is_taken():
+    """Of `lax.platform_dependent`, the one for CUDA or the default."""
+    one, two = (lambda x, y=y: x * y for y in (np.float32(1), np.float32(2)))
+    for branches in ({"cuda": two, "default": one}, {"cpu": one, "default": two}):
+        bias = lambda i, j: lax.platform_dependent(distance(i, j).astype(jnp.float32), **branches)  # noqa: B023, E731
+        program, (numbers,) = bias_programs.plan(bias, HEADS, 1, COUNTS, PADDED)
+        assert program.kind == "linear" and np.all(numbers == 2)

@@ -1,7 +1,11 @@
-"""The tiles of attention: which are skipped, which pairs they show, and how arrays are cut into them."""
+"""The tiles of attention: which pairs they show, which tiles are visited, and how arrays are cut into blocks.
+
+- A tile shows the pairs that masks let through, at any int32 positions, and is visited if it shows one.
+- Of runs of consecutive positions, segments or orders, no tile is visited in vain.
+- Blocks are as even as possible; the last one is padded with the last token, and joined arrays are those that were cut.
+"""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,208 +13,147 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.quick import quick
-from helpers.tiers import slow, tiered
+from helpers.tiers import slow
 from oracles.attention import may_see
 from posenc_jax._attention import tiles
 from posenc_jax._attention.tiles import Settings, Tile, TokenAttributes
 
 RNG = np.random.default_rng(0)
-INT, TRIES = np.iinfo(np.int32), 600
-RULES = [(c, w) for c in (False, True) for w in [(None, None), (0, 0), (3, None), (None, 2), (9, 4), (2**31, 7), (2**32 - 2, 2**32 - 1), (None, 2**31 - 1)]]  # fmt: skip
-RULES = [rule for rule in RULES if rule != (False, (None, None))]
-FEW = [RULES[i] for i in (1, 3, 4, 5, 6, 7)]
+INT, TRIES = np.iinfo(np.int32), 400
+ENDS = [INT.min, INT.min + 1, INT.min + 3, -1, 0, INT.max - 3, INT.max - 1, INT.max]
+RULES = [  # whether causal, and the window
+    *[(True, (None, None)), (True, (3, None)), (False, (0, 0)), (False, (9, 4))],
+    *[(False, (2**31, 2**32 - 1)), (False, (None, 2**31 - 1))],
+]
 
 
-def settings(causal, window):
+def settings(causal=False, window=(None, None)):
     return Settings(causal, window, None, 1.0, 4, skips=True)
 
 
-def seen(rule, queries, keys):
-    """Of one tile of one sequence, (queries, keys)."""
-    return tiles._seen(settings(*rule), Tile(queries, keys, None))[0, 0, 0]
+@functools.partial(jax.jit, static_argnums=0)
+def seen_and_visited(rule, queries, keys):
+    """Of many tiles of one sequence: the pairs that a tile shows, and whether it is visited."""
 
-
-def may_see_any(rule, queries, keys):
-    return tiles._may_see(settings(*rule), Tile(queries, keys, None))
-
-
-def positions_of_tiles(tiles, length):
-    """Near each other, far from each other, and at both ends of int32."""
-    near = RNG.integers(-12, 12, (tiles, 1)) + RNG.integers(0, 6, (tiles, length))
-    far = RNG.integers(INT.min, INT.max, (tiles, length), endpoint=True)
-    ends = RNG.choice([INT.min, INT.min + 1, INT.min + 3, -1, 0, INT.max - 3, INT.max - 1, INT.max], (tiles, length))
-    which = RNG.integers(0, 4, (tiles, 1))
-    return np.select([which <= 1, which == 2], [near, far], ends).astype(np.int32)
-
-
-def seen_by_oracle(i, j, rule, segments=None):
-    """Of many small tiles, (tiles, queries, keys)."""
-    causal, window = rule
-    return may_see(i, j, causal, segments, window)[:, 0]
-
-
-@pytest.mark.parametrize("rule", tiered(RULES, FEW), ids=str)
-def test_no_pair_is_dropped(rule):
-    """A tile in which a query sees a key is visited, and shows the pairs that it should, with segments and without."""
-    i, j = positions_of_tiles(TRIES, 3), positions_of_tiles(TRIES, 4)
-    close = RNG.random(TRIES) < 0.5
-    j[close] = np.clip(np.int64(i[close, :1]) + RNG.integers(-12, 12, (close.sum(), 4)), INT.min, INT.max)
-    parts = tuple(RNG.integers(-1, 2, (TRIES, n)).astype(np.int32) for n in (3, 4))
-
-    @quick
     @jax.vmap
-    def of_tile(i, j, a, b):
-        of = lambda *sides: (seen(rule, *sides), may_see_any(rule, *sides))  # noqa: E731
-        return of(TokenAttributes(i), TokenAttributes(j)), of(TokenAttributes(i, a), TokenAttributes(j, b))
+    def of_tile(queries, keys):
+        tile = Tile(queries, keys, None)
+        return tiles._seen(settings(*rule), tile)[0, 0, 0], tiles._may_see(settings(*rule), tile)
 
-    for (pairs, visited), segments in zip(of_tile(i, j, *parts), (None, parts), strict=True):
-        pairs, visited = np.asarray(pairs), np.asarray(visited)
-        np.testing.assert_array_equal(pairs, seen_by_oracle(i, j, rule, segments))
-        assert visited[pairs.any((1, 2))].all()
-        assert pairs.any() and not pairs.all()
+    return of_tile(queries, keys)
 
 
-def test_no_pair_is_dropped_by_order():
-    """Of runs of orders, a tile is visited if and only if an order lets a query see a key, wherever they stand."""
+def positions(length):
+    """Near 0, far from each other, and at both ends of int32; half of the tiles are runs."""
+    near = RNG.integers(-12, 12, (TRIES, 1)) + RNG.integers(0, 6, (TRIES, length))
+    far = RNG.integers(INT.min, INT.max, (TRIES, length), endpoint=True)
+    which = RNG.integers(0, 3, (TRIES, 1))
+    found = np.select([which == 0, which == 1], [near, far], RNG.choice(ENDS, (TRIES, length)))
+    runs = np.minimum(found[::2, :1], INT.max - length) + RNG.permutation(length)
+    found[::2] = runs
+    return found.astype(np.int32)
+
+
+@pytest.mark.parametrize("with_segments", [False, True])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_no_pair_is_dropped_and_no_run_is_visited_in_vain(rule, with_segments):
+    i, j = positions(3), positions(4)
+    # Half of the tiles are near each other.
+    apart = np.int64(i[: TRIES // 2, :1]) + RNG.integers(-14, 14, (TRIES // 2, 1)) + np.arange(4)[::-1]
+    j[: TRIES // 2] = np.where(apart[:, :1] > INT.max - 8, j[: TRIES // 2], np.clip(apart, INT.min, INT.max))
+    segments = tuple(RNG.integers(-1, 2, (TRIES, n)).astype(np.int32) for n in (3, 4)) if with_segments else None
+    for each in segments or ():
+        each[::2] = each[::2, :1]  # runs are of one segment
+    sides = [TokenAttributes(p, s) for p, s in zip((i, j), segments or (None, None), strict=True)]
+    pairs, visited = map(np.asarray, seen_and_visited(rule, *sides))
+    np.testing.assert_array_equal(pairs, may_see(i, j, rule[0], segments, rule[1])[:, 0])
+    some = pairs.any((1, 2))
+    assert visited[some].all() and some.any() and not pairs.all()
+    is_run = (np.diff(np.sort(j.astype(np.int64)), axis=1) == 1).all(1) & (np.arange(TRIES) % 2 == 0)
+    np.testing.assert_array_equal(visited[is_run], some[is_run])
+
+
+def test_orders_are_read_wherever_tokens_stand():
     start = RNG.integers(-6, 6, (TRIES, 2)) + RNG.choice([INT.min + 6, 0, INT.max - 12], TRIES)[:, None]
     order = tuple((start[:, [n]] + RNG.permutation(3 + n)).astype(np.int32) for n in range(2))
-    i, j = positions_of_tiles(TRIES, 3), positions_of_tiles(TRIES, 4)
-
-    @quick
-    @jax.vmap
-    def of_tile(i, j, a, b):
-        rule, sides = (False, (None, None)), (TokenAttributes(i, order=a), TokenAttributes(j, order=b))
-        return seen(rule, *sides), may_see_any(rule, *sides)
-
-    pairs, visited = map(np.asarray, of_tile(i, j, *order))
+    i, j = positions(3), positions(4)
+    sides = TokenAttributes(i, order=order[0]), TokenAttributes(j, order=order[1])
+    pairs, visited = map(np.asarray, seen_and_visited((False, (None, None)), *sides))
     np.testing.assert_array_equal(pairs, may_see(i, j, True, order=order)[:, 0])
     np.testing.assert_array_equal(visited, pairs.any((1, 2)))
     assert visited.any() and not visited.all()
 
 
-@pytest.mark.parametrize("rule", tiered(RULES, FEW), ids=str)
-def test_nothing_is_visited_in_vain(rule):
-    """Of runs of consecutive positions, of any segment or of one, a tile is visited only if a query sees a key."""
-    start = positions_of_tiles(TRIES, 2)
-    start[: TRIES // 2, 1] = np.clip(
-        np.int64(start[: TRIES // 2, 0]) + RNG.integers(-14, 14, TRIES // 2), INT.min, INT.max
-    )
-    start = np.minimum(start, INT.max - 8)
-    i, j = start[:, :1] + np.arange(3, dtype=np.int32), start[:, 1:] + np.arange(4, dtype=np.int32)[::-1]
-    parts = tuple(np.broadcast_to(RNG.integers(-1, 2, (TRIES, 1)).astype(np.int32), (TRIES, n)) for n in (3, 4))
-
-    @quick
-    @jax.vmap
-    def visited(i, j, a, b):
-        both = (TokenAttributes(i), TokenAttributes(j)), (TokenAttributes(i, a), TokenAttributes(j, b))
-        return [may_see_any(rule, *sides) for sides in both]
-
-    for got, segments in zip(visited(i, j, *parts), (None, parts), strict=True):
-        np.testing.assert_array_equal(got, seen_by_oracle(i, j, rule, segments).any((1, 2)))
+A, B = np.int32([[0, 1], [50, 51]]), np.int32([[40, 41], [50, 60]])
+ONE, TWO = np.int32([[0, 0], [1, 1]]), np.int32([[0, 0], [2, 2]])
 
 
-def test_a_tile_of_several_sequences_is_visited_for_any_of_them():
-    a, b = np.int32([[0, 1], [50, 51]]), np.int32([[40, 41], [50, 60]])
-    one, two = np.int32([[0, 0], [1, 1]]), np.int32([[0, 0], [2, 2]])
-    causal = True, (None, None)
-    # Rule, positions of queries and keys, segments of both, and whether the tile is visited
-    cases = [
-        (causal, a, b, None, None, True),
-        (causal, a[:1], b[:1], None, None, False),
-        ((True, (0, None)), a, b, None, None, True),
-        ((False, (5, 5)), a[:1], b[:1], None, None, False),
-        (causal, a, b, one, two, False),  # of two sequences, one fails by position and the other by segment
-        (causal, a, b, one, one, True),
-        (causal, a[0], a[0], one, two, True),  # one row of positions for all sequences
-        (causal, a[0], b[0], one, two, False),
-    ]
-    visited = quick(lambda: [may_see_any(rule, TokenAttributes(i, p), TokenAttributes(j, q)).any() for rule, i, j, p, q, _ in cases])()  # fmt: skip
-    for case, got in zip(cases, visited, strict=True):
-        assert bool(got) is case[-1], case
+@pytest.mark.parametrize(
+    ("rule", "i", "j", "segments", "visited"),
+    [
+        ((True, (None, None)), A, B, (None, None), True),
+        ((True, (None, None)), A[:1], B[:1], (None, None), False),
+        ((False, (5, 5)), A[:1], B[:1], (None, None), False),
+        ((True, (None, None)), A, B, (ONE, TWO), False),  # one sequence fails by position, the other by segment
+        ((True, (None, None)), A, B, (ONE, ONE), True),
+        ((True, (None, None)), A[0], A[0], (ONE, TWO), True),  # one row of positions for all sequences
+        ((True, (None, None)), A[0], B[0], (ONE, TWO), False),
+    ],
+)
+def test_a_tile_of_several_sequences_is_visited_for_any_of_them(rule, i, j, segments, visited):
+    sides = [TokenAttributes(p, s) for p, s in zip((i, j), segments, strict=True)]
+    assert jax.jit(lambda *sides: tiles._may_see(settings(*rule), Tile(*sides, None)).any())(*sides) == visited
 
 
-# Visits
-
-
-def tiles_seen(n, block, causal=False, window=(None, None), segments=None):
-    """How many tiles have a pair that is seen."""
-    i = np.arange(n)
-    seen = may_see(i, i, causal, None if segments is None else (segments, segments), window)[0]
-    starts = range(0, n, block)
-    return sum(seen[a : a + block, b : b + block].any() for a, b in itertools.product(starts, starts))
-
-
-MASKS = {
-    "causal": {"causal": True},
-    "window": {"window": (5, 3)},
-    "window, causal": {"window": (3, None), "causal": True},
-    "segments": {"segments": np.repeat(np.arange(5), [8, 3, 5, 4, 4])},
-    "all": {"window": (7, None), "causal": True, "segments": np.repeat(np.arange(3), [8, 8, 8])},
-    "none": {},
+PROGRAMS = {  # and how often each visits a tile
+    "attention": (lambda f, *x: f(*x), 1),
+    "transpose": (lambda f, *x: jax.vjp(f, *x)[1](x[0]), 2),
+    "tangent": (lambda f, *x: jax.jvp(f, x, x)[1], 2),
+    "tangent of the transpose": (lambda f, *x: jax.jvp(lambda *x: jax.vjp(f, *x)[1](x[0]), x, x)[1], 6),
 }
 
 
-@pytest.mark.parametrize(("mask", "orders"), [("all", slice(2)), *(slow(mask, slice(None)) for mask in MASKS)])
-def test_tiles_that_nothing_sees_are_not_visited(mask, orders):
-    """Neither in attention, nor in its tangent, nor in its transpose, nor in the derivative of either."""
-    case, n, block = MASKS[mask], 24, 4
-    x, visits = RNG.normal(size=(1, n, 1, 4)).astype(np.float32), []
+@pytest.mark.parametrize("name", ["attention", "transpose", "tangent", slow("tangent of the transpose")])
+def test_tiles_that_nothing_sees_are_not_visited(name):
+    n, block, visits, (program, times) = 24, 4, [], PROGRAMS[name]
+    segments = np.repeat(np.arange(3, dtype=np.int32), 8)
+    x = RNG.normal(size=(1, n, 1, 4)).astype(np.float32)
 
     def bias(i, j):
         jax.debug.callback(lambda i, j: visits.append((int(i), int(j))), i[0], j[0])
         return jnp.zeros((block, block))
 
-    options = {name: case[name] for name in case if name != "segments"}
-    if "segments" in case:
-        options |= dict.fromkeys(("query_segments", "key_segments"), case["segments"].astype(np.int32))
+    options = {"causal": True, "window": (7, None), "query_segments": segments, "key_segments": segments}
     f = functools.partial(pe.attention, bias=bias, block_size=block, **options)
-    loss = lambda *x: jnp.sum(f(*x) ** 2)  # noqa: E731
-    want = tiles_seen(n, block, **case)
-    assert want == 36 if mask == "none" else want < 24
-    programs = {
-        "attention": (lambda x: f(x, x, x), 1),
-        "transpose": (lambda x: jax.grad(loss, (0, 1, 2))(x, x, x), 2),
-        "tangent": (lambda x: jax.jvp(f, (x, x, x), (x, x, x))[1], 2),
-        "tangent of the transpose": (lambda x: jax.jvp(jax.grad(loss), (x, x, x), (x, x, x))[1], None),
-    }
-    for name, (program, times) in [*programs.items()][orders]:
-        visits.clear()
-        jax.block_until_ready(quick(program)(x))
-        jax.effects_barrier()
-        assert len({*visits}) == want, name
-        assert len(visits) == times * want if times else len(visits) <= 6 * want, name
+    jax.block_until_ready(jax.jit(functools.partial(program, f))(x, x, x))
+    jax.effects_barrier()
+    seen = may_see(np.arange(n), np.arange(n), True, (segments, segments), (7, None))[0]
+    want = {(a, b) for a in range(0, n, block) for b in range(0, n, block) if seen[a : a + block, b : b + block].any()}
+    assert {*visits} == want and (len(visits) <= times * len(want) if times > 2 else len(visits) == times * len(want))
 
 
 # Cuts
 
 
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 16])
-def test_what_is_cut_is_joined(length):
-    @quick
-    def cut_and_joined(whole):
-        blocks = tiles.cut_queries(settings(True, (None, None)), whole, 2)
-        return blocks, tiles.join(blocks, length)
-
+@pytest.mark.parametrize(
+    ("length", "grid"), [(0, (1, 1)), (1, (1, 1)), (4, (1, 4)), (7, (2, 4)), (9, (3, 3)), (13, (4, 4))]
+)
+def test_what_is_cut_into_even_blocks_is_joined(length, grid):
     whole = RNG.normal(size=(2, length, 6, 3)).astype(np.float32)
-    blocks, joined = map(np.asarray, cut_and_joined(whole))
-    count, size = tiles.grid(4, length)
-    assert blocks.shape == (count, 2, 2, 3, size, 3) and size <= 4 and count * size - length < count or not length
-    np.testing.assert_array_equal(joined, whole)
-    group = blocks[0, :, 1, 2, 0] if length else None  # the last head of the last key head
-    assert group is None or np.array_equal(group, whole[:, 0, 5])
+    blocks = jax.jit(lambda x: tiles.cut_queries(settings(), x, 2))(whole)
+    assert tiles.grid(4, length) == grid and blocks.shape == (grid[0], 2, 2, 3, grid[1], 3)
+    np.testing.assert_array_equal(jax.jit(lambda x: tiles.join(x, length))(blocks), whole)
+    if length:  # the last head of the last key head
+        np.testing.assert_array_equal(np.asarray(blocks)[0, :, 1, 2, 0], whole[:, 0, 5])
 
 
-def test_padding_repeats_the_last_position():
+def test_padding_repeats_the_last_token():
     ends = np.int32([INT.max, INT.min, 5, 0, INT.min])
-    sides = ends, ends == 5, np.stack([ends, ends[::-1]])
-    cut = quick(lambda sides: [tiles._cut_attribute(settings(True, (None, None)), side) for side in sides])
-    of_all, of_booleans, of_each = map(np.asarray, cut(sides))
-    np.testing.assert_array_equal(of_all, [[INT.max, INT.min, 5], [0, INT.min, INT.min]])
-    np.testing.assert_array_equal(of_booleans, [[False, False, True], [False, False, False]])
-    np.testing.assert_array_equal(of_each[1], [[0, INT.min, INT.min], [INT.min, INT.max, INT.max]])
-
-
-@pytest.mark.parametrize(("block", "length", "want"), [(4, 0, (1, 1)), (4, 4, (1, 4)), (4, 5, (2, 3)), (512, 520, (2, 260)), (1, 3, (3, 1)), (512, 3, (1, 3)), (4, 13, (4, 4))])  # fmt: skip
-def test_blocks_are_as_even_as_possible(block, length, want):
-    assert tiles.grid(block, length) == want
+    cut = jax.jit(functools.partial(tiles._cut_attribute, settings()))
+    np.testing.assert_array_equal(cut(ends), [[INT.max, INT.min, 5], [0, INT.min, INT.min]])
+    np.testing.assert_array_equal(cut(ends == 5), [[False, False, True], [False, False, False]])
+    np.testing.assert_array_equal(
+        cut(np.stack([ends, ends[::-1]]))[1], [[0, INT.min, INT.min], [INT.min, *[INT.max] * 2]]
+    )
+    cut_data = jax.jit(functools.partial(tiles._cut_data, settings()))
+    np.testing.assert_array_equal(cut_data(ends[None, :, None])[1], [[[0], [INT.min], [INT.min]]])
