@@ -1,13 +1,10 @@
-"""Camera RoPE in float64: matrices by `np.linalg.inv`, and attention by them, as the paper writes it."""
+"""Camera RoPE in float64: matrices by `np.linalg.inv`, as the paper writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-
-from oracles import rotations
 
 
 def lifted(k: np.ndarray) -> np.ndarray:
@@ -40,39 +37,6 @@ def transformed(x: Any, m: np.ndarray, width: int | None = None) -> np.ndarray:
         group = slice(start, start + 4)
         y[..., group] = np.einsum("...ij,...hj->...hi", m, y[..., group])
     return y
-
-
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    p: np.ndarray,
-    patches: np.ndarray,
-    *,
-    untouched: Collection[str] = (),
-    forward: Collection[str] = ("output",),
-) -> np.ndarray:
-    """PRoPE's attention of (seq, heads, head_dim) by P (seq, 4, 4) and patches (seq, 2) of rows and columns.
-
-    Half of the features are of cameras, a quarter turns by the column and a quarter by the row, as halves, with base
-    100. Queries, keys and values turn backward, as in the authors' code. Wrong variants leave roles untouched, or turn
-    others forward.
-    """
-    n = q.shape[-1] // 4
-    angles = patches[:, ::-1, None, None] * 100.0 ** (-np.arange(0, n, 2) / n)  # columns, then rows
-
-    def of(x: np.ndarray, role: str) -> np.ndarray:
-        if role in untouched:
-            return x
-        parts = [x[..., : 2 * n], x[..., 2 * n : 3 * n], x[..., 3 * n :]]
-        turns = angles if role in forward else -angles
-        turned = [rotations.rotate_by(part, turns[:, i], "half") for i, part in enumerate(parts[1:])]
-        return np.concatenate([transformed(parts[0], matrix(role, p)), *turned], axis=-1)
-
-    scores = np.einsum("qhd,khd->hqk", of(q, "query"), of(k, "key")) / np.sqrt(q.shape[-1])
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    out = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), of(v, "value"))
-    return of(out, "output")
 
 
 def poses(rng: np.random.Generator, *shape: int, spread: float = 1.0) -> np.ndarray:
