@@ -64,7 +64,7 @@ def test_positions_have_any_shape(shape):
     assert_within(pe.sinusoidal(positions, 8), want, 9e-8, against="mpmath")
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.int64, np.uint64, np.float32])
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.uint32, np.int64, np.float32])
 def test_positions_have_any_dtype(dtype):
     positions = np.array([0, 1, 100, 127], dtype)
     np.testing.assert_array_equal(pe.sinusoidal(positions, 8), pe.sinusoidal(positions.astype(np.int32), 8))
