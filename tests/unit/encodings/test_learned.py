@@ -201,11 +201,7 @@ def test_derivatives_of_a_resized_table(settings):
 @pytest.mark.parametrize(
     ("error", "match", "change"),
     [
-        (
-            TypeError,
-            r"positions must be an integer array",
-            {"positions": np.float32([0.5])},
-        ),
+        (TypeError, r"positions must be an integer array", {"positions": np.float32([0.5])}),
         (TypeError, "positions must be an integer array", {"positions": True}),
         (TypeError, r"table must be a float array of shape \(length, dim\)", {"table": TABLE.astype(int)}),
         (ValueError, r"table must have shape \(length, dim\) .* at least 1", {"table": TABLE[0]}),

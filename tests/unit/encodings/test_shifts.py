@@ -160,11 +160,7 @@ def test_errors_of_shift(error, match, change):
         (ValueError, "rotation_matrix: frequencies must have an even dim", lambda: pe.rotation_matrix(1, 7)),
         (TypeError, "rotation_matrix: offset must be an integer or", lambda: pe.rotation_matrix(True, 8)),
         (ValueError, "rotation_matrix: layout must be one of", lambda: pe.rotation_matrix(1, 8, layout="x")),
-        (
-            TypeError,
-            "rotation_matrix: dtype must be a float dtype",
-            lambda: pe.rotation_matrix(1, 8, dtype=int),
-        ),
+        (TypeError, "rotation_matrix: dtype must be a float dtype", lambda: pe.rotation_matrix(1, 8, dtype=int)),
         (ValueError, "rotation_matrix: offset must have a last axis", lambda: pe.rotation_matrix(1, pe.axial(8, 2))),
         (ValueError, "offset_similarity: frequencies must have an even dim", lambda: pe.offset_similarity(1, 7)),
         (ValueError, "offset_similarity: offset must fit into int32", lambda: pe.offset_similarity(2**31, 8)),

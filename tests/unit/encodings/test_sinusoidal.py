@@ -42,13 +42,6 @@ def test_values_that_notebooks_print_at_width_10():
     np.testing.assert_allclose(table[: len(first)], first, rtol=expected["rel_tol"], atol=1e-12)
 
 
-def test_the_course_table_of_128_by_256():
-    expected = NOTEBOOKS["d256_len128"]
-    table = np.asarray(pe.sinusoidal(np.arange(expected["length"])[None], expected["d_model"]))
-    assert list(table.shape) == expected["shape"] and str(table.dtype) == expected["dtype"]
-    assert_within(table[0], encodings.textbook(range(128), 256), 9e-8, against="float64")
-
-
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 @pytest.mark.parametrize(("dim", "base", "endpoint"), [(1, 10_000, False), (7, 100, False), (12, 10_000, True)])
 def test_features_are_exact_at_any_position(dim, base, endpoint, layout):
@@ -219,11 +212,7 @@ def test_errors_of_positions(error, match, positions):
         (ValueError, r"layout must be one of \('interleaved', 'half'\)", {"layout": "split"}),
         (TypeError, "dtype must be a float dtype", {"dtype": "float31"}),
         (TypeError, "dtype must be a float dtype", {"dtype": jnp.int32}),
-        (
-            TypeError,
-            "dtype must be a float dtype",
-            {"dtype": jax.ShapeDtypeStruct((), jnp.float32)},
-        ),
+        (TypeError, "dtype must be a float dtype", {"dtype": jax.ShapeDtypeStruct((), jnp.float32)}),
         (ValueError, r"positions must have a last axis of size 2", {"frequencies": pe.axial(8, 2)}),
     ],
 )

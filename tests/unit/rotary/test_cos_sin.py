@@ -186,11 +186,7 @@ X, C, P = np.ones((5, 3, 8), np.float32), np.ones((5, 4), np.float32), np.zeros(
         (ValueError, "positions must not be given beside cos_sin", {"positions": P[:, 0]}),
         (ValueError, "frequencies must not be given beside cos_sin", {"frequencies": 8}),
         (ValueError, "inverse must not be given beside cos_sin", {"inverse": True}),
-        (
-            TypeError,
-            r"cos_sin must be what cos_sin returns, or CosSin\(.*\"interleaved\"",
-            {"cos_sin": (C, C)},
-        ),
+        (TypeError, r"cos_sin must be what cos_sin returns, or CosSin\(.*\"interleaved\"", {"cos_sin": (C, C)}),
         (ValueError, "layout must be one of", {"layout": "neox"}),
         (ValueError, "part must be one of", {"part": "middle"}),
     ],
@@ -215,12 +211,7 @@ def test_errors_of_arguments_beside_cos_sin(error, match, change):
         ),
         (ValueError, "cos_sin of 5 pairs must fit into head_dim", (np.ones((5, 5), np.float32),) * 2, {}),
         (ValueError, "an even number of columns", (C[:, :3], C[:, :3]), {"columns": "half"}),
-        (
-            ValueError,
-            "per feature in layout 'interleaved'",
-            (C, C),
-            {"columns": "half", "layout": "interleaved"},
-        ),
+        (ValueError, "per feature in layout 'interleaved'", (C, C), {"columns": "half", "layout": "interleaved"}),
     ],
 )
 def test_errors_of_the_arrays(error, match, arrays, settings):
@@ -232,11 +223,7 @@ def test_errors_of_the_arrays(error, match, arrays, settings):
     ("error", "match", "call"),
     [
         (ValueError, "CosSin: columns must be one of", lambda: pe.CosSin(C, C, columns="pairs")),
-        (
-            ValueError,
-            "cos_sin: columns must be one of",
-            lambda: pe.cos_sin(P[:, 0], 8, columns="pairs"),
-        ),
+        (ValueError, "cos_sin: columns must be one of", lambda: pe.cos_sin(P[:, 0], 8, columns="pairs")),
         (
             ValueError,
             "cos_sin: frequencies as an array must have shape .*axes, num_pairs",

@@ -228,11 +228,7 @@ def attend(**module):
     [
         (ValueError, "PoPE: num_heads must be at least 1", lambda: of_flax(0, 16)),
         (ValueError, "PoPE: frequencies must have an even dim", lambda: of_flax(2, 15)),
-        (
-            TypeError,
-            "PoPE: frequencies must be Frequencies or an integer width",
-            lambda: of_flax(2, np.ones(8)),
-        ),
+        (TypeError, "PoPE: frequencies must be Frequencies or an integer width", lambda: of_flax(2, np.ones(8))),
         (ValueError, "PoPE: frequencies must have an even dim", lambda: linen.PoPE(2, 15, head_axis=-2)),
         (TypeError, "PoPE: head_axis must be an integer", lambda: linen.PoPE(2, 16, head_axis=None)),
         (

@@ -180,11 +180,7 @@ def with_lens(intrinsics=K3, **change):
         (TypeError, "width must be an integer", {"width": 8.0}),
         (ValueError, r"extrinsics must have shape \(..., 4, 4\)", {"extrinsics": E4[:3]}),
         (ValueError, r"extrinsics .* of shape \(4,\) must broadcast to x without", {"extrinsics": np.stack([E4] * 4)}),
-        (
-            TypeError,
-            r"extrinsics must be a float array of shape \(..., 4, 4\)",
-            {"extrinsics": E4.astype(int)},
-        ),
+        (TypeError, r"extrinsics must be a float array of shape \(..., 4, 4\)", {"extrinsics": E4.astype(int)}),
         (TypeError, "extrinsics must be float32 .* 16 bits are too coarse", {"extrinsics": E4.astype(jnp.bfloat16)}),
         (ValueError, "extrinsics must be rigid", {"extrinsics": 1.1 * E4}),
         (ValueError, "extrinsics must be rigid", {"extrinsics": E4 * np.float32(np.nan)}),

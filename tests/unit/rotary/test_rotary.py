@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
@@ -98,10 +100,10 @@ def test_keys_move_by_an_offset_and_keep_their_amplitude(offset, settings):
 # Positions and frequencies
 
 
-@pytest.mark.parametrize("shape", [(5,), (1, 5), (2, 1), (2, 5)], ids=str)
-def test_positions_broadcast_over_heads_and_batch(shape):
-    x, positions = (X[:, :1], AT[:, :1]) if shape == (2, 1) else (X, AT.reshape(-1)[: np.prod(shape)].reshape(shape))
-    assert_within(rotate(x, positions), rotations.rope(x, np.broadcast_to(positions, x.shape[:2])), 1e-6)
+@pytest.mark.parametrize("positions", [AT, AT[0], AT[:1]], ids=["by row", "of a sequence", "of all rows"])
+def test_positions_broadcast_over_heads_and_batch(positions):
+    want = rotations.rope(X, np.broadcast_to(positions, AT.shape))
+    assert_within(rotate(X, positions), want, 1e-6, against="float64")
 
 
 @pytest.mark.parametrize("axis", [-3, 1, 0, -4])
@@ -121,12 +123,8 @@ def test_there_may_be_no_axis_of_heads_or_several():
 
 @pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (-3, 2), (0, 2), (None, 2)])
 def test_positions_count_from_zero_along_the_last_axis_that_is_not_of_heads(head_axis, seq_axis):
-    rows = np.moveaxis(X, seq_axis, 0)
-    want = np.moveaxis(
-        rotations.rotate_by(rows, np.arange(len(rows))[:, None, None, None] * 10.0 ** -np.arange(4), "half"),
-        0,
-        seq_axis,
-    )
+    at = np.arange(X.shape[seq_axis]).reshape([-1 if axis == seq_axis else 1 for axis in range(4)])
+    want = rotations.rotate_by(X, at * 10.0 ** -np.arange(4), "half")
     assert_within(rotate(X, head_axis=head_axis), want, 1e-6, against="float64")
 
 
@@ -254,15 +252,19 @@ def test_the_derivative_in_x_is_the_rotation_backward(layout):
 
 
 def test_derivatives_in_frequencies_are_not_rounded_to_16_bits():
-    x, ct = normal(2, 64, 4, 8)
+    x, ct = normal(2, 64, 4, 8).astype(jnp.bfloat16)
+    total = lambda w, x: jnp.vdot(ct.astype(np.float32), pe.rotary(x, None, w, head_axis=-2).astype(jnp.float32))  # noqa: E731
+    slope, w = jax.jit(jax.grad(total)), np.float32([1.3, 0.2, 0.7, 0.01])
+    assert_within(slope(w, x), slope(w, x.astype(np.float32)), 1e-3)  # sums of 256 terms of up to 64 · 3
 
-    @jax.jit
-    def slope(x, w):
-        return jax.grad(lambda w: jnp.vdot(ct, pe.rotary(x, None, w, head_axis=-2).astype(jnp.float32)))(w)
 
-    x, w = x.astype(jnp.bfloat16), np.float32([1.3, 0.2, 0.7, 0.01])
-    ct = ct.astype(jnp.bfloat16).astype(np.float32)
-    assert_within(slope(x, w), slope(x.astype(np.float32), w), 1e-3)  # sums of 256 terms of up to 64 · 3
+def test_the_derivative_in_an_x_that_devices_share_is_summed_over_them(on_cpu):
+    x, weights = normal(1, 3, 6), normal(8, 3, 6)
+    local = lambda x, p, c: jax.lax.psum(jnp.sum(c * pe.rotary(x, p, head_axis=-2)), "d")  # noqa: E731
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
+    total = jax.shard_map(local, mesh=mesh, in_specs=(P(), P("d"), P("d")), out_specs=P())
+    want = rotations.rope(weights, -np.arange(8)).sum(0, keepdims=True)
+    assert_within(jax.jit(jax.grad(total))(x, np.arange(8), weights), want, 3e-6, against="float64")
 
 
 # Errors
@@ -289,11 +291,7 @@ AXIAL, THREE = pe.axial(8, 2), {"frequencies": pe.multi_section(pe.geometric(8),
         (ValueError, "head_axis must be an axis of x other than its last", {"head_axis": 4}),
         (ValueError, "head_axis must be an axis of x other than its last", {"head_axis": -5}),
         (ValueError, "frequencies must have an even dim", {"frequencies": 7}),
-        (
-            ValueError,
-            r"frequencies of width 10 must fit into head_dim",
-            {"frequencies": 10},
-        ),
+        (ValueError, r"frequencies of width 10 must fit into head_dim", {"frequencies": 10}),
         (ValueError, r"for a base of 4096, pass geometric\(8, 4096\)", {"frequencies": 4096}),
         (TypeError, "frequencies must be Frequencies, an integer width", {"frequencies": "8"}),
         (ValueError, "frequencies must have one entry for each head of x", {"frequencies": BY_AXES[:2]}),
