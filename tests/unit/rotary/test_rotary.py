@@ -155,6 +155,12 @@ def test_frequencies_may_be_an_array_by_axis_and_by_head(by_head):
     assert_within(got, want, 2e-6, against="float64")
 
 
+def test_a_width_of_0_rotates_nothing():
+    x = X.astype(jnp.bfloat16)
+    np.testing.assert_array_equal(rotate(x, frequencies=0), x, strict=True)
+    np.testing.assert_array_equal(pe.xpos(x, x, None, 0, head_axis=-2)[1], x, strict=True)
+
+
 def test_one_coordinate_may_stand_for_all():
     sections = pe.multi_section(pe.geometric(8), [1, 2, 1])
     np.testing.assert_array_equal(rotate(X, AT[..., None], frequencies=sections), rotate(X, AT))
