@@ -37,6 +37,11 @@ def test_a_position_reads_its_row(shape, dtype):
     np.testing.assert_array_equal(jax.jit(pe.learned)(positions, TABLE), TABLE[positions])
 
 
+def test_a_table_may_have_one_row():
+    np.testing.assert_array_equal(pe.learned(0, TABLE[:1]), TABLE[0])
+    np.testing.assert_array_equal(pe.resize_table(TABLE[:1], 3), TABLE[[0, 0, 0]])
+
+
 OUTSIDE = pytest.mark.parametrize("position", [-1, -7, 7, 2**31 - 1, -(2**31)])
 
 
