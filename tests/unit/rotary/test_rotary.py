@@ -259,7 +259,10 @@ def test_the_derivative_in_x_is_the_rotation_backward(layout):
 
 def test_derivatives_in_frequencies_are_not_rounded_to_16_bits():
     x, ct = normal(2, 64, 4, 8).astype(jnp.bfloat16)
-    total = lambda w, x: jnp.vdot(ct.astype(np.float32), pe.rotary(x, None, w, head_axis=-2).astype(jnp.float32))  # noqa: E731
+
+    def total(w, x):
+        return jnp.vdot(ct.astype(np.float32), pe.rotary(x, None, w, head_axis=-2).astype(jnp.float32))
+
     slope, w = jax.jit(jax.grad(total)), np.float32([1.3, 0.2, 0.7, 0.01])
     assert_within(slope(w, x), slope(w, x.astype(np.float32)), 1e-3)  # sums of 256 terms of up to 64 · 3
 
