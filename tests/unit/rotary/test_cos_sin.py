@@ -75,9 +75,10 @@ def test_a_coordinate_or_a_frequency_out_of_range_is_nan():
 )
 def test_rotary_by_cos_sin_has_the_bits_of_rotary_by_positions(columns, layout, part, dtype):
     x, settings = normal(2, 5, 4, 16).astype(dtype), {"layout": layout, "part": part, "head_axis": -2}
-    c = pe.cos_sin(FAR, SCALED, columns=columns)
-    assert c[0].shape == (5, 4 if columns == "pair" else 8)
-    want = jax.jit(lambda x, p: pe.rotary(x, p, SCALED, **settings))(x, FAR)
+    positions = np.stack([FAR, FAR[::-1]])
+    c = pe.cos_sin(positions, SCALED, columns=columns)
+    assert c[0].shape == (2, 5, 4 if columns == "pair" else 8)
+    want = jax.jit(lambda x, p: pe.rotary(x, p, SCALED, **settings))(x, positions)
     got = jax.jit(lambda x, c: pe.rotary(x, cos_sin=c, **settings))(x, c)
     np.testing.assert_array_equal(got, want, strict=True)
 
