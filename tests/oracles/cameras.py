@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from oracles import rotations
-
 
 def lifted(k):
     """A matrix (..., 3, 3) over a row (0, 0, 0, 1)."""
@@ -35,30 +33,6 @@ def transformed(x, m, width=None):
         group = slice(start, start + 4)
         y[..., group] = np.einsum("...ij,...hj->...hi", m, y[..., group])
     return y
-
-
-def attention(q, k, v, p, patches, *, untouched=(), forward=("output",)):
-    """PRoPE's attention of (seq, heads, head_dim) by P (seq, 4, 4) and patches (seq, 2) of rows and columns.
-
-    Half of the features are of cameras, a quarter turns by the column and a quarter by the row, as halves, with base
-    100. Queries, keys and values turn backward, as in the authors' code. Wrong variants leave roles untouched, or turn
-    others forward.
-    """
-    n = q.shape[-1] // 4
-    angles = patches[:, ::-1, None, None] * 100.0 ** (-np.arange(0, n, 2) / n)  # columns, then rows
-
-    def of(x, role):
-        if role in untouched:
-            return x
-        parts = [x[..., : 2 * n], x[..., 2 * n : 3 * n], x[..., 3 * n :]]
-        turns = angles if role in forward else -angles
-        turned = [rotations.rotate_by(part, turns[:, i], "half") for i, part in enumerate(parts[1:])]
-        return np.concatenate([transformed(parts[0], matrix(role, p)), *turned], axis=-1)
-
-    scores = np.einsum("qhd,khd->hqk", of(q, "query"), of(k, "key")) / np.sqrt(q.shape[-1])
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    out = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), of(v, "value"))
-    return of(out, "output")
 
 
 def poses(rng, *shape, spread=1.0):

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 
 from oracles.encodings import waves
-from oracles.rotations import features, pairs
+from oracles.rotations import features
 from oracles.spectra import MP
 
 
@@ -29,14 +29,6 @@ def along(x, matrix, one, other, layout="half"):
     first = cosine * by_one, -sine * by_one
     second = cosine * both - sine * by_one * by_other, -sine * both - cosine * by_one * by_other
     return features(*first, layout), features(*second, layout)
-
-
-def pulled_back(x, matrix, dy, layout="half"):
-    """The derivatives of Σ dy · features by x and by the matrix."""
-    sine, cosine = np.split(fourier_features(x, matrix), 2, axis=1)
-    of_sine, of_cosine = pairs(dy, layout)
-    slope = 2 * np.pi * (of_sine * cosine - of_cosine * sine)
-    return slope @ matrix.T, x.T @ slope
 
 
 def nerf(x, octaves):

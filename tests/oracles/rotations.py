@@ -61,43 +61,10 @@ def rope(x, positions, width=None, base=10_000, layout="half", part="first"):
     return rotate_by(x, np.asarray(positions)[..., None, None] * omega, layout, part)
 
 
-def derivatives(x, p, w, slope_of, layout, inverse=False):
-    """The derivatives of a loss by x, positions p and frequencies w; `slope_of(y)` is its derivative by the rotated x.
-
-    A pair's angle θ moves the rotated pair y along i·y, so the derivative by θ is the slope along i·y. Rotating the slope
-    back by θ gives the derivative by x.
-    """
-    x, p, w = (np.asarray(v, np.float64) for v in (x, p, w))
-    sign, width = -1 if inverse else 1, 2 * w.size
-    shared, rows = (1,) * (x.ndim - 2 - p.ndim) + p.shape, x.shape[:-2]
-    angles = sign * np.broadcast_to(p, rows)[..., None, None] * w
-    y = rotate_by(x, angles, layout)
-    slopes = slope_of(y)
-    by_pair, turned = (as_complex(v[..., :width], layout) for v in (slopes, y))
-    d_x = rotate_by(slopes, -angles, layout)
-    by_angle = sign * np.real(np.conj(by_pair) * 1j * turned).sum(-2)
-    kept = tuple(axis for axis, size in enumerate(shared) if size == 1 and rows[axis] > 1)
-    d_p = (by_angle * w).sum(-1).sum(kept).reshape(p.shape)
-    d_w = (by_angle * np.broadcast_to(p, rows)[..., None]).sum(tuple(range(len(rows))))
-    return d_x, d_p, d_w
-
-
 def matrix(sine, cosine, layout):
     """M with PE(p + k) = M · PE(p), from the waves of k (..., pairs)."""
     columns = [rotate(e, -sine, cosine, layout) for e in np.eye(2 * sine.shape[-1])]
     return np.stack(columns, -1)
-
-
-def llama(x, angles):
-    """As Llama's code writes it: x·cos + rotate_half(x)·sin."""
-    angles, n = np.concatenate([angles, angles], -1), x.shape[-1] // 2
-    return x * np.cos(angles) + np.concatenate([-x[..., n:], x[..., :n]], -1) * np.sin(angles)
-
-
-def gpt_j(x, angles):
-    """As GPT-J's code writes it: x·cos + rotate_every_two(x)·sin."""
-    angles = np.repeat(angles, 2, -1)
-    return x * np.cos(angles) + np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape) * np.sin(angles)
 
 
 def decay(num_pairs, distance, scale_base=512.0, gamma=0.4):

@@ -1,4 +1,11 @@
-"""PoPE against its formula in float64 and what PoPE-pytorch computes, and the properties it exists for."""
+"""`pope` makes a pair of each feature: its softplus, at an angle that the position and a phase decide.
+
+- It is the formula, in either layout, at every int32 position, and what PoPE-pytorch computes.
+- Positions, axes of heads and dtypes are as for `rotary`; `shift_keys` moves its keys.
+- Both lowerings give the same bits.
+- Derivatives are those of the formula, and store the arguments alone.
+- The modules of both stacks clip the phase of keys to [−2π, 0], and attention takes them.
+"""
 
 import functools
 import math
@@ -12,8 +19,7 @@ from flax import nnx
 import posenc_jax as pe
 import posenc_jax.linen as linen
 from helpers.closeness import assert_within
-from helpers.quick import quick
-from helpers.tiers import compiled_by, slow
+from helpers.differences import assert_derivatives
 from oracles import attention, encodings, recorded, rotations, spectra
 from oracles.biases import softplus
 from posenc_jax._frequencies.angles import Angles
@@ -21,332 +27,232 @@ from posenc_jax._rotary.pope import _padded, _stacked
 from posenc_jax.nnx import PoPE, positional_attention
 
 RNG = np.random.default_rng(0)
-FAR = np.array([0, 3, 40, -1, 1_000_000, 2_000_000_000, -(2**31), 2**31 - 1], np.int32)
+FAR = np.int32([0, 3, 40, -1, 1_000_000, 2_000_000_000, -(2**31), 2**31 - 1])
 X = 3 * RNG.normal(size=(2, 8, 4, 6)).astype(np.float32)  # batch, seq, heads, head_dim
 PHASE = RNG.uniform(-7, 7, (4, 6)).astype(np.float32)
-pope = functools.partial(pe.pope, head_axis=-2)
+SCALED = pe.geometric(12).with_attention_factor(1.5)
 
 
-def formula(x, positions, phase=0.0, layout="half", base=10_000):
-    """PoPE of x (..., seq, heads, features) at positions (seq,), phases of 50 digits."""
-    omegas = spectra.geometric(2 * x.shape[-1], base)
-    sine, cosine = (w[:, None] for w in encodings.waves(positions, omegas))
+def pope(x, positions=None, **settings):
+    """`pope` in one program; positions are traced."""
+    return np.asarray(jax.jit(lambda x, p: pe.pope(x, p, **{"head_axis": -2} | settings))(x, positions))
+
+
+def formula(x, positions, phase=0.0, layout="half"):
+    """PoPE of x (batch, seq, heads, features) at positions (seq,)."""
+    sine, cosine = (w[:, None] for w in encodings.waves(positions, spectra.geometric(2 * x.shape[-1], 10_000)))
     s, c = np.sin(np.float64(phase)), np.cos(np.float64(phase))
     return rotations.pope(x, sine * c + cosine * s, cosine * c - sine * s, layout)
 
 
-@pytest.mark.parametrize("layout", [slow("half"), "interleaved"])
-def test_the_formula_at_every_position(layout):
-    both = quick(lambda x, p, d: (pope(x, p, layout=layout), pope(x, p, phase=d, layout=layout)))(X, FAR, PHASE)
-    for got, phase in zip(both, (0, PHASE), strict=True):
-        want = formula(X, FAR, phase, layout)
-        assert_within(got, want, 3e-7 * np.abs(rotations.as_complex(want, layout)).max() + 1e-30)
-        assert_within(np.abs(rotations.as_complex(got, layout)), softplus(X), 5e-7 * softplus(X), against="softplus")
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("phase", [None, PHASE, PHASE[0]], ids=["none", "by head", "one"])
+def test_it_is_the_formula_at_any_position(phase, layout):
+    want = formula(X, FAR, 0 if phase is None else phase, layout)
+    got = pope(X, FAR, phase=phase, layout=layout)
+    lengths = np.abs(rotations.as_complex(want, layout))
+    error = np.abs(rotations.as_complex(got, layout) - rotations.as_complex(want, layout))
+    assert_within(error, np.zeros_like(error), 1e-6 * lengths, against="mpmath")
 
 
-# Each case as PoPE-pytorch computed it: heads come before seq, and pairs are interleaved.
-PEER = recorded.cases("pope")
+def test_the_attention_factor_multiplies_the_result():
+    assert_within(pope(X, FAR, frequencies=SCALED), 1.5 * formula(X, FAR), 1e-6 * np.abs(X).max(), against="mpmath")
 
 
-def inputs(case):
-    return (np.float32(case[name]) for name in ("q", "k", "bias"))
-
-
-def turned(case, form=pe.pope):
-    """The query and the key of a case, whose bias acts clipped."""
-    q, k, bias = inputs(case)
-    options = {"head_axis": -3, "layout": "interleaved"}
-    at, f = np.array(case["positions"]), pe.geometric(2 * q.shape[-1], case["theta"])
+@pytest.mark.parametrize("case", recorded.cases("pope"), ids=["first", "second"])
+def test_queries_and_keys_are_those_of_pope_pytorch(case):
+    """Heads come before seq, and pairs are interleaved; the bias acts clipped."""
+    q, k, bias = (np.float32(case[name]) for name in ("q", "k", "bias"))
+    frequencies = pe.geometric(2 * q.shape[-1], case["theta"])
+    settings = {"frequencies": frequencies, "head_axis": -3, "layout": "interleaved"}
     phase = np.clip(bias, -2 * np.pi, 0).astype(np.float32)
-    return form(q, at, f, **options), form(k, at, f, phase=phase, **options)
-
-
-@pytest.mark.parametrize("case", [PEER[0], *map(slow, PEER[1:])], ids=range(len(PEER)))
-def test_queries_keys_and_scores_are_those_of_pope_pytorch(case):
-    query, key = quick(lambda: turned(case))()
-    for got, name in ((query, "query"), (key, "key")):
-        assert_within(got, np.float64(case[name]), 2e-5, against=f"the {name} of PoPE-pytorch, of float32 phases")
-    scores = np.einsum("hqd,hkd->hqk", *map(np.float64, (query, key)))
-    assert_within(scores, np.float64(case["scores"]), 2e-4, against="its scores")
-
-
-WRONG = {
-    "the exponential instead of softplus": lambda x, p, f, **o: pe.pope(np.exp(x) + np.log(-np.expm1(-np.exp(x))), p, f, **o),
-    "frequencies of pairs of features": lambda x, p, f, **o: pe.pope(x, p, pe.geometric(f.dim, f.angular[1] ** -f.dim), **o),
-    "one position on": lambda x, p, f, **o: pe.pope(x, p + 1, f, **o),
-    "backward": lambda x, p, f, phase=None, **o: pe.pope(x, -p, f, phase=None if phase is None else -phase, **o),
-    "the phase of the other head": lambda x, p, f, phase=None, **o: pe.pope(x, p, f, phase=None if phase is None else phase[::-1], **o),
-    "the negative phase": lambda x, p, f, phase=None, **o: pe.pope(x, p, f, phase=None if phase is None else -phase, **o),
-    "no phase": lambda x, p, f, phase=None, **o: pe.pope(x, p, f, **o),
-    "the other layout": lambda x, p, f, layout, **o: pe.pope(x, p, f, layout="half", **o),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-def test_the_recorded_values_tell_wrong_variants():
-    found = quick(lambda: {name: turned(PEER[0], form) for name, form in WRONG.items()})()
-    for name, both in jax.device_get(found).items():
-        pairs = zip(both, (PEER[0]["query"], PEER[0]["key"]), strict=True)
-        assert max(np.abs(got - np.float64(true)).max() for got, true in pairs) > 0.1, name
-
-
-def test_scores_depend_on_the_offset_and_the_phase_alone():
-    k, starts = np.flip(X, 1).copy(), np.array([0, 1, 3, 1_000_000, 2_000_000_000], np.int32)
-
-    @quick
-    def pairs(q, k):
-        def both(start, phase, **options):
-            p = start + np.arange(8, dtype=np.int32)
-            return pope(q, p, **options), pope(k, p - 5, phase=phase, **options)
-
-        others = [both(0, PHASE, layout="interleaved"), both(0, None), both(0, PHASE + np.float32(0.1))]
-        return [*(both(start, PHASE) for start in starts), *others]
-
-    near, *far, interleaved, no_phase, another = (
-        np.einsum("bshd,bshd->bsh", *map(np.float64, pair)) for pair in pairs(X, k)
-    )
-    size, omega = (softplus(X) * softplus(k)).sum(-1), 10_000.0 ** (-np.arange(6) / 6)
-    want = (softplus(X) * softplus(k) * np.cos(-5 * omega + PHASE)).sum(-1)
-    assert_within(near, want, 1e-6 * size, against="the sum of cosines")
-    for start, found in zip(starts[1:], far, strict=True):
-        assert_within(found, near, 1e-6 * size, against=f"scores at {start}")
-    assert_within(interleaved, near, 1e-6 * size, against="the other layout")
-    for found in (no_phase, another):
-        assert np.abs(found - near).max() > 1e-2
-
-
-@pytest.mark.slow
-def test_a_content_cannot_move_a_peak():
-    """With RoPE the offset of the greatest score depends on the contents; with PoPE each feature's stays."""
-    q, k = (np.exp(RNG.normal(size=(2, 100, 1, 1))) for _ in range(2))  # one feature, of magnitudes
-    at = np.linspace(-3, 3, 601).astype(np.float32)
-    f = np.float32([1.0])
-    drawn = np.broadcast_to(np.float32(q[0]), (601, 100, 1, 1))
-    of_keys = lambda k: pope(k, np.zeros(100, np.int32), f, phase=np.float32([-0.7]))  # noqa: E731
-    query, key = quick(lambda q, k: (pope(q, np.repeat(at[:, None], 100, 1), f), of_keys(k)))(drawn, np.float32(k[0]))
-    found = at[np.einsum("pshd,shd->psh", np.float64(query), np.float64(key)).argmax(0)]
-    np.testing.assert_allclose(found, -0.7, atol=0.011)
-
-
-@pytest.mark.slow
-def test_pairs_are_those_that_rotary_turns():
-    f, magnitude = pe.geometric(12, 500.0), softplus(X).astype(np.float32)
-    parts = magnitude, np.zeros_like(magnitude)
-    before = {"half": np.concatenate(parts, -1), "interleaved": np.stack(parts, -1).reshape(*X.shape[:-1], 12)}
-
-    def both(x, before):
-        for layout, magnitudes in before.items():
-            options = {"layout": layout, "head_axis": -2}
-            yield pe.pope(x, FAR, f, **options), pe.rotary(magnitudes, FAR, f, **options)
-            cached = pe.pope(x, np.arange(8), f, phase=PHASE, **options)
-            yield (
-                pe.shift_keys(cached, 1000, f, **options),
-                pe.pope(x, np.arange(1000, 1008), f, phase=PHASE, **options),
-            )
-
-    for got, want in quick(lambda *given: list(both(*given)))(X, before):
-        assert_within(got, np.float64(want), 5e-6)
+    assert_within(pope(q, np.array(case["positions"]), **settings), case["query"], 2e-5, against="float32 phases")
+    got = pope(k, np.array(case["positions"]), phase=phase, **settings)
+    assert_within(got, case["key"], 2e-5, against="float32 phases")
 
 
 def test_keys_move_without_the_amplitude():
-    f = pe.geometric(12).with_attention_factor(1.5)
-    near = np.arange(8, dtype=np.int32)
-
-    @quick
-    def moved_and_there(x):
-        moved = pe.shift_keys(pope(x, near, f, phase=PHASE), 1000, f, head_axis=-2)
-        return moved, pope(x, near + 1000, f, phase=PHASE)
-
-    moved, there = moved_and_there(X)
-    assert_within(moved, np.float64(there), 5e-6)
+    cached = pope(X, np.arange(8), frequencies=SCALED, phase=PHASE)
+    got = pe.shift_keys(cached, 1000, SCALED, head_axis=-2)
+    assert_within(got, pope(X, np.arange(1000, 1008), frequencies=SCALED, phase=PHASE), 5e-6, against="keys there")
 
 
-@compiled_by(quick)
-def test_dtypes_and_axes(program):
-    wide = X.astype(jnp.bfloat16)
-    moved = np.moveaxis(X, 2, 1)
-
-    def computed(x, wide, moved):
-        return {
-            "full": pope(x, FAR, phase=PHASE),
-            "half precision": pope(wide, FAR, phase=PHASE),
-            "rounded": pope(wide.astype(jnp.float32), FAR, phase=PHASE),
-            "heads first": pe.pope(moved, FAR, head_axis=-3, phase=PHASE),
-            "one head": pe.pope(x[:, :, 0], FAR, head_axis=None, phase=PHASE[0]),
-            "two head axes": pe.pope(x.reshape(2, 8, 2, 2, 6), FAR, head_axis=(-3, -2), phase=PHASE),
-            "floats": pope(x, FAR[[0, 1, 2, 3, 4, 3, 2, 1]].astype(np.float32)),
-            "integers": pope(x, FAR[[0, 1, 2, 3, 4, 3, 2, 1]]),
-            "counted": pope(x),
-            "axes": pope(x, jnp.stack([jnp.arange(8), jnp.arange(8) // 2], -1), pe.axial(12, 2)),
-        }
-
-    y = jax.device_get(program(computed)(X, wide, moved))
-    assert y["half precision"].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(y["half precision"], y["rounded"].astype(jnp.bfloat16))
-    np.testing.assert_array_equal(np.moveaxis(y["heads first"], 1, 2), y["full"])
-    np.testing.assert_array_equal(y["one head"], y["full"][:, :, 0])
-    np.testing.assert_array_equal(y["two head axes"].reshape(2, 8, 4, 12), y["full"])
-    np.testing.assert_array_equal(y["floats"], y["integers"])
-    assert_within(y["counted"], formula(X, np.arange(8)), 1e-6 * np.abs(X).max())
-    omega = pe.axial(12, 2)
-    at = np.stack([np.arange(8), np.arange(8) // 2], -1)[:, list(omega.axes)] * omega.angular
-    assert_within(y["axes"], rotations.pope(X, np.sin(at)[:, None], np.cos(at)[:, None], "half"), 5e-6)
+def test_heads_may_lie_along_another_axis_or_none_or_several():
+    want = pope(X, FAR, phase=PHASE)
+    moved = pope(np.moveaxis(X, 2, 1), FAR, phase=PHASE, head_axis=-3)
+    np.testing.assert_array_equal(np.moveaxis(moved, 1, 2), want)
+    np.testing.assert_array_equal(pope(X[:, :, 1], FAR, phase=PHASE[1], head_axis=None), want[:, :, 1])
+    divided = pope(X.reshape(2, 8, 2, 2, 6), FAR, phase=PHASE, head_axis=(-3, -2))
+    np.testing.assert_array_equal(divided.reshape(want.shape), want)
 
 
-@pytest.mark.parametrize("layout", ["half", slow("interleaved")])
-def test_both_forms_give_the_same_bits(layout):
-    angles = Angles(FAR[None, :, None, None], pe.geometric(12), PHASE[None, None])
-    both = jax.jit(lambda x: [lowering(layout, x, angles) for lowering in (_stacked, _padded)])(X)
-    np.testing.assert_array_equal(*both)
+def test_a_16_bit_result_is_rounded_once():
+    x = X.astype(jnp.bfloat16)
+    want = pope(x.astype(np.float32), FAR, phase=PHASE).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(pope(x, FAR, phase=PHASE), want, strict=True)
 
 
-def test_an_amplitude_and_float32_phases():
-    f = pe.Frequencies(pe.geometric(12).cycles, 12, attention_factor=1.5)
-    near = lambda f: pope(X[:, :3], FAR[:3], f, phase=PHASE)  # noqa: E731
-    amplified, exact, rounded = quick(lambda: (pope(X, FAR, f), near(f), near(f.with_precision("float32"))))()
-    assert_within(amplified, 1.5 * formula(X, FAR), 1e-6 * np.abs(X).max())
-    assert_within(rounded, 1.5 * formula(X[:, :3], FAR[:3], PHASE), 2e-4)
-    assert (rounded != exact).any()
-
-
-def test_what_lies_outside_is_nan():
-    extreme = np.float32([[-np.inf, np.inf, -200, 200, np.nan, 0]])
-    f = lambda x, p, d, e: (pope(x, p, phase=d), pe.pope(e, np.zeros(1, np.int32), head_axis=None))  # noqa: E731
-    found = quick(f)(X[:1, :2, :1], np.float32([3, 3e9]), np.float32([1, 3e9, 0, 0, 0, 0]), extreme)
-    y, first = jax.device_get(found)
+def test_positions_and_phases_out_of_range_give_nan():
+    y = pope(X[:1, :2, :1], np.float32([3, 3e9]), phase=np.float32([1, 3e9, 0, 0, 0, 0]))
     assert np.isnan(y[0, 1]).all()
     np.testing.assert_array_equal(np.isnan(y[0, 0, 0]), np.arange(12) % 6 == 1)
-    np.testing.assert_allclose(first[0, :6], [0, np.inf, 0, 200, np.nan, math.log(2)], rtol=1e-6, atol=5e-38)
 
 
-@pytest.mark.parametrize("phase", [None, np.ones((8, 64), np.float32)], ids=["", "phase"])
+def test_extreme_features():
+    y = pope(np.float32([[-np.inf, np.inf, -200, 200, np.nan, 0]]), np.zeros(1, np.int32), head_axis=None)
+    np.testing.assert_allclose(y[0, :6], [0, np.inf, 0, 200, np.nan, math.log(2)], rtol=1e-6, atol=5e-38)
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("heads", [1, 4], ids=["no table", "a table"])
+def test_both_lowerings_give_the_same_bits(heads, layout):
+    angles = Angles(FAR[None, :, None, None], pe.geometric(12), PHASE[None, None, :1])
+    stacked, padded = (jax.jit(lambda x, f=f: f(layout, x, angles))(X[:, :, :heads]) for f in (_stacked, _padded))
+    np.testing.assert_array_equal(stacked, padded)
+
+
+@pytest.mark.parametrize("positions", [np.float32([0, 1.5, -2]), np.int32([0, 1, 2])], ids=["float", "integer"])
+def test_derivatives_are_those_of_the_formula(positions):
+    def exact(x, w, phase, p=positions):
+        angles = p[:, None, None] * w + phase
+        return rotations.pope(x, np.sin(angles), np.cos(angles), "interleaved")
+
+    def f(x, w, phase, p=positions):
+        return pe.pope(x, p, w, phase=phase, layout="interleaved", head_axis=-2)
+
+    arguments = X[:, :3], RNG.normal(size=6).astype(np.float32), PHASE
+    assert_derivatives(f, exact, *arguments, *([positions] if positions.dtype == np.float32 else []))
+
+
+@pytest.mark.parametrize("phase", [None, np.ones((8, 64), np.float32)], ids=["none", "phase"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_the_derivative_keeps_the_arguments_and_words_of_frequencies(dtype, phase):
-    x, positions = jax.ShapeDtypeStruct((2, 256, 8, 64), dtype), jnp.arange(256)
-    arguments = (x,) if phase is None else (x, phase)
-    f = lambda x, phase=None: pope(x, positions, phase=phase)  # noqa: E731
-    kept = jax.tree.leaves(jax.eval_shape(lambda *given: jax.vjp(f, *given)[1], *arguments))
-    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in (*arguments, positions))
-    assert sum(array.size * array.dtype.itemsize for array in kept) <= size + 60 * 128
+def test_the_derivative_stores_the_arguments_and_constants_of_frequencies(dtype, phase):
+    arguments = [jax.ShapeDtypeStruct((2, 256, 8, 64), dtype), *([] if phase is None else [phase])]
+    f = lambda x, phase=None: pe.pope(x, np.arange(256), phase=phase, head_axis=-2)  # noqa: E731
+    stored = jax.tree.leaves(jax.eval_shape(lambda *arguments: jax.vjp(f, *arguments)[1], *arguments))
+    size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arguments) + 4 * 256
+    assert sum(array.size * array.dtype.itemsize for array in stored) <= size + 60 * 128
 
 
 # Modules of both stacks
 
 
-def module(phase=PHASE, layout="half"):
-    """NNX's, with this phase."""
-    heads, width = np.shape(phase)
-    given = {"phase_init": lambda *_: jax.device_put(phase), "rngs": nnx.Rngs(0)}
-    return PoPE(heads, 2 * width, head_axis=-2, layout=layout, **given)
+def of_nnx(phase, layout="half"):
+    heads, width = phase.shape
+    initial = lambda *_: jax.device_put(phase)  # noqa: E731
+    return PoPE(heads, 2 * width, head_axis=-2, layout=layout, phase_init=initial, rngs=nnx.Rngs(0))
 
 
-def test_both_stacks_clip_the_phase_of_keys():
-    of_linen, variables = linen.PoPE(4, 12, head_axis=-2), {"params": {"phase": PHASE}}
-    clipped = np.clip(PHASE, np.float32(-2 * np.pi), 0)
-    assert (clipped != PHASE).any()
-    others, of_nnx = FAR - 3 * (FAR > 0), module()
-
-    def computed(x):
-        for call in (of_nnx, functools.partial(of_linen.apply, variables)):
-            query, key = call(x, x, FAR)
-            yield query, key, call(x, x, FAR, key_positions=others)[1]
-        yield pope(x, FAR), pope(x, FAR, phase=clipped), pope(x, others, phase=clipped)
-
-    *found, want = jax.jit(lambda x: list(computed(x)))(X)
-    for got in found:
-        jax.tree.map(np.testing.assert_array_equal, got, want)
-    shapes = jax.eval_shape(of_linen.init, jax.random.key(0), X, X)["params"]
-    assert shapes["phase"].shape == PHASE.shape
+@pytest.mark.parametrize("stack", ["nnx", "linen"])
+def test_modules_clip_the_phase_of_keys(stack):
+    module = linen.PoPE(4, 12, head_axis=-2)
+    call = of_nnx(PHASE) if stack == "nnx" else functools.partial(module.apply, {"params": {"phase": PHASE}})
+    clipped, others = np.clip(PHASE, np.float32(-2 * np.pi), 0), FAR - 3 * (FAR > 0)
+    query, key = jax.jit(lambda x: call(x, x, FAR))(X)
+    np.testing.assert_array_equal(query, pope(X, FAR))
+    np.testing.assert_array_equal(key, pope(X, FAR, phase=clipped))
+    apart = jax.jit(lambda x: call(x, x, FAR, key_positions=others)[1])(X)
+    np.testing.assert_array_equal(apart, pope(X, others, phase=clipped))
 
 
-def test_a_phase_at_an_end_has_a_derivative():
-    """It begins at the end of what it is clipped to, where JAX's clip has half a derivative and `lax.clamp` none."""
-    begin = np.array([0, -2 * np.pi, -1, 0.5, -7, np.nextafter(np.float32(0), -1)], np.float32)
+def test_a_phase_at_a_limit_has_a_derivative():
+    """A phase begins at 0, where JAX's clip has half a derivative and `lax.clamp` none."""
+    phase = np.array([0, -2 * np.pi, -1, 0.5, -7, np.nextafter(np.float32(0), -1)], np.float32)
 
-    def loss(phase):
-        graph, state = nnx.split(module())
+    def total(phase):
+        graph, state = nnx.split(of_nnx(np.zeros((4, 6), np.float32)))
         state["phase"].set_value(jnp.tile(phase, (4, 1)))
         return jnp.sum(nnx.merge(graph, state)(X, X)[1][..., :6])
 
-    unclipped = lambda phase: jnp.sum(pope(X, phase=phase)[..., :6])  # noqa: E731
-    got, want = quick(lambda phase: (jax.grad(loss)(phase), jax.grad(unclipped)(phase)))(begin)
+    got = jax.jit(jax.grad(total))(phase)
+    want = jax.jit(jax.grad(lambda phase: jnp.sum(pe.pope(X, phase=phase, head_axis=-2)[..., :6])))(phase)
     np.testing.assert_allclose(got, np.where([1, 1, 1, 0, 0, 1], want, 0), rtol=1e-5, atol=1e-5)
     assert np.abs(np.asarray(want)).min() > 1e-3
 
 
-@pytest.mark.parametrize("layout", ["half", slow("interleaved")])
-def test_attention_of_both_stacks(layout):
+@pytest.mark.parametrize("stack", ["nnx", "linen"])
+@pytest.mark.parametrize("scale", [None, 8**-0.5], ids=["all scores", "in tiles"])
+def test_attention_by_modules_is_the_sum_of_cosines(scale, stack):
+    """It is scaled by the features of queries, which are half of those that it multiplies."""
     q, k, v = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)
     phase, p = RNG.uniform(-6, 0.5, (2, 8)).astype(np.float32), np.array([5, 7, 8, 9, 1_000_000, 2_000_000_000])
-    of_nnx = module(phase, layout)
-    linen_pope, tiles = linen.PoPE(2, 16, head_axis=-2, layout=layout), functools.partial(pe.attention, causal=True)
-    variables, mask = {"params": {"rotation": {"phase": phase}}}, np.tril(np.ones((1, 1, 6, 6), bool))
-
-    def computed(q, k, v):
-        scaled = functools.partial(tiles, scale=8**-0.5)  # what it is without
-        for settings, options in (({}, {"mask": mask}), ({"attention": tiles}, {}), ({"attention": scaled}, {})):
-            given = {"input_positions": p} | options
-            yield positional_attention(rotation=of_nnx, **settings)(q, k, v, **given)
-            yield linen.positional_attention(rotation=linen_pope, **settings).apply(variables, q, k, v, **given)
-
-    omega, mu = 10_000.0 ** (-np.arange(8) / 8), softplus
-    waves = np.cos((p[None, :, None, None] - p[:, None, None, None]) * omega + np.minimum(phase, 0))
-    by_content = np.einsum("bqhd,bkhd,qkhd->bhqk", mu(q), mu(k), waves) / math.sqrt(8)
-    want = attention.dense(np.zeros_like(q), k, v, by_content, mask).y
-    found = quick(lambda *qkv: list(computed(*qkv)))(q, k, v)
-    ways = "NNX", "Linen", "NNX in tiles", "Linen in tiles", "NNX with a scale", "Linen with a scale"
-    for way, got in zip(ways, found, strict=True):
-        assert got.shape == v.shape
-        assert_within(got, want, 1e-5, against=way)
+    settings = {} if scale is None else {"attention": functools.partial(pe.attention, causal=True, scale=scale)}
+    mask = np.tril(np.ones((1, 1, 6, 6), bool))
+    if stack == "nnx":
+        attend = positional_attention(rotation=of_nnx(phase, "interleaved"), **settings)
+    else:
+        module = linen.PoPE(2, 16, head_axis=-2, layout="interleaved")
+        bound = linen.positional_attention(rotation=module, **settings)
+        attend = functools.partial(bound.apply, {"params": {"rotation": {"phase": phase}}})
+    got = jax.jit(lambda *qkv: attend(*qkv, input_positions=p, **({"mask": mask} if scale is None else {})))(q, k, v)
+    omega = 10_000.0 ** (-np.arange(8) / 8)
+    cosines = np.cos((p[None, :, None, None] - p[:, None, None, None]) * omega + np.minimum(phase, 0))
+    scores = np.einsum("bqhd,bkhd,qkhd->bhqk", softplus(q), softplus(k), cosines) / math.sqrt(8)
+    assert_within(got, attention.dense(np.zeros_like(q), k, v, scores, mask).y, 1e-5, against="float64")
 
 
-def from_rng(key, shape, dtype):
-    """An initialiser by NumPy, which compiles nothing."""
-    return (RNG.normal(size=shape) / 5).astype(dtype)
-
-
-@pytest.mark.slow
-def test_in_the_layers_of_flax():
-    x = RNG.normal(size=(2, 5, 16)).astype(np.float32)
-    layer = nnx.MultiHeadAttention(
-        2, 16, attention_fn=positional_attention(rotation=module(np.zeros((2, 8), np.float32))), decode=False, kernel_init=from_rng, rngs=nnx.Rngs(1)
-    )  # fmt: skip
-    graph, state = nnx.split(layer)
-    loss = lambda state, x: jnp.sum(nnx.merge(graph, state)(x, mask=np.tril(np.ones((1, 1, 5, 5), bool))) ** 2)  # noqa: E731
-    slopes = quick(jax.grad(loss))(state, x)
-    learned = slopes["attention_fn"]["rotation"]["phase"].get_value()
-    assert learned.shape == (2, 8) and np.abs(learned).min() > 0
-
+# Errors
 
 H = np.zeros((5, 3, 8), np.float32)
-NNX_POPE = functools.partial(PoPE, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "match"),
+    ("error", "match", "change"),
     [
-        (lambda: pope(H, None, 8), ValueError, r"pope: frequencies must have width 16, twice the features of x, shape \(5, 3, 8\), got 8$"),
-        (lambda: pope(H, None, np.ones(4, np.float32)), ValueError, "pope: frequencies must have width 16, .* got 8"),
-        (lambda: pope(H, phase=np.ones((2, 8), np.float32)), ValueError, r"pope: phase must have shape \(8,\) or \(3, 8\) beside x, shape \(5, 3, 8\), got \(2, 8\)"),
-        (lambda: pe.pope(H, head_axis=None, phase=np.ones((3, 8), np.float32), positions=np.arange(3)), ValueError, r"pope: phase must have shape \(8,\) beside x"),
-        (lambda: pope(H, phase=np.ones(8, int)), TypeError, "pope: phase must be a float array, got int64 of shape"),
-        (lambda: pope(H, phase="zeros"), TypeError, "pope: phase must be a float array, got str"),
-        (lambda: pope(H, np.arange(4)), ValueError, r"pope: positions of shape \(4,\) must broadcast to x without"),
-        (lambda: pope(H.astype(int)), TypeError, "pope: x must be a float array"),
-        (lambda: pe.pope(H, head_axis=-1), ValueError, "pope: head_axis must be an axis of x other than its last"),
-        (lambda: pe.pope(H), TypeError, "head_axis"),  # type: ignore
-        (lambda: pope(H, layout="pairs"), ValueError, "pope: layout must be one of"),
-        (lambda: NNX_POPE(0, 16, head_axis=-2), ValueError, "PoPE: num_heads must be at least 1, got 0"),
-        (lambda: NNX_POPE(2, 15, head_axis=-2), ValueError, "PoPE: frequencies must have an even dim, got 15"),
-        (lambda: NNX_POPE(2, np.ones(8), head_axis=-2), TypeError, "PoPE: frequencies must be Frequencies or an integer width, got an array"),  # type: ignore
-        (lambda: linen.PoPE(2, 15, head_axis=-2), ValueError, "PoPE: frequencies must have an even dim, got 15"),
-        (lambda: linen.PoPE(2, 16, head_axis=None), TypeError, "PoPE: head_axis must be an integer, got NoneType None"),  # type: ignore
-        (lambda: positional_attention(rotation=NNX_POPE(2, 16, head_axis=-2), layout="interleaved"), ValueError, "positional_attention: layout and part must be left out unless rotation is a width or Frequencies, got 'interleaved' and 'first'"),
-        (lambda: positional_attention(rotation=NNX_POPE(2, 16, head_axis=-3)), ValueError, "positional_attention: rotation must be a module with head_axis -2, got PoPE with -3"),
-        (lambda: jax.eval_shape(positional_attention(rotation=NNX_POPE(3, 8, head_axis=-2)), H, H, H), ValueError, "positional_attention: frequencies must have width 16, twice the features of query"),
-        (lambda: jax.eval_shape(positional_attention(rotation=NNX_POPE(2, 16, head_axis=-2)), H, H, H), ValueError, r"positional_attention: phase must have shape \(8,\) or \(3, 8\) beside key"),
+        (ValueError, "frequencies must have width 16, twice the features of x", {"frequencies": 8}),
+        (ValueError, r"phase must have shape \(8,\) or \(3, 8\) beside x", {"phase": H[0, :2]}),
+        (ValueError, r"phase must have shape \(8,\) beside x", {"x": H[0], "phase": H[0], "head_axis": None}),
+        (TypeError, "phase must be a float array", {"phase": np.ones(8, int)}),
+        (ValueError, r"positions of shape \(4,\) must broadcast to x without", {"positions": np.arange(4)}),
+        (ValueError, "positions must not be one for all 5 .* use shift_keys", {"positions": np.arange(1)}),
+        (TypeError, "x must be a float array", {"x": H.astype(int)}),
+        (ValueError, "head_axis must be an axis of x other than its last", {"head_axis": -1}),
+        (ValueError, "layout must be one of", {"layout": "pairs"}),
     ],
-)  # fmt: skip
-def test_bad_input(call, error, match):
-    with pytest.raises(error, match=match):
+)
+def test_errors(error, match, change):
+    with pytest.raises(error, match=f"^pope: {match}"):
+        pe.pope(**{"x": H, "head_axis": -2} | change)
+
+
+def of_flax(*settings, **more):
+    return PoPE(*settings, **{"head_axis": -2, "rngs": nnx.Rngs(0)} | more)
+
+
+def attend(**module):
+    return jax.eval_shape(positional_attention(rotation=of_flax(**module)), H, H, H)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "call"),
+    [
+        (ValueError, "PoPE: num_heads must be at least 1", lambda: of_flax(0, 16)),
+        (ValueError, "PoPE: frequencies must have an even dim", lambda: of_flax(2, 15)),
+        (TypeError, "PoPE: frequencies must be Frequencies or an integer width", lambda: of_flax(2, np.ones(8))),
+        (ValueError, "PoPE: frequencies must have an even dim", lambda: linen.PoPE(2, 15, head_axis=-2)),
+        (TypeError, "PoPE: head_axis must be an integer", lambda: linen.PoPE(2, 16, head_axis=None)),
+        (
+            ValueError,
+            "positional_attention: layout and part must be left out unless rotation is a width or Frequencies",
+            lambda: positional_attention(rotation=of_flax(2, 16), layout="interleaved"),
+        ),
+        (
+            ValueError,
+            "positional_attention: rotation must be a module with head_axis -2",
+            lambda: positional_attention(rotation=of_flax(2, 16, head_axis=-3)),
+        ),
+        (
+            ValueError,
+            "positional_attention: frequencies must have width 16, twice the features of query",
+            lambda: attend(num_heads=3, frequencies=8),
+        ),
+        (
+            ValueError,
+            r"positional_attention: phase must have shape \(8,\) or \(3, 8\) beside key",
+            lambda: attend(num_heads=2, frequencies=16),
+        ),
+    ],
+)
+def test_errors_of_modules(error, match, call):
+    with pytest.raises(error, match=f"^{match}"):
         call()

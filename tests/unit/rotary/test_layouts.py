@@ -1,0 +1,85 @@
+"""`convert_layout` moves the outputs of a projection to the other layout.
+
+- Scores of a layer in the new layout are those of the old one, for all or a part of each head.
+- Heads may lie along one axis with their features, or along an axis of their own.
+- The dtype stays; weights that JAX cannot hold raise.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import posenc_jax as pe
+from helpers.closeness import assert_within
+from oracles import rotations
+
+RNG = np.random.default_rng(0)
+HEADS, HEAD_DIM = 2, 8
+
+
+@pytest.mark.parametrize(("part", "width"), [("first", 8), ("first", 4), ("last", 6)])
+@pytest.mark.parametrize("layouts", [("interleaved", "half"), ("half", "interleaved")], ids=str)
+def test_scores_stay(layouts, part, width):
+    source, target = layouts
+    x, kernels = RNG.normal(size=(5, 6)), RNG.normal(size=(2, 6, HEADS, HEAD_DIM)).astype(np.float32)
+    settings = {"source": source, "target": target, "part": part}
+    converted = [pe.convert_layout(kernel, width, **settings, axis=-1, num_heads=1) for kernel in kernels]
+
+    def scores(kernels, layout):
+        vectors = (np.einsum("si,ihd->shd", x, kernel) for kernel in kernels)
+        rotated = (rotations.rope(v, np.arange(5), width, layout=layout, part=part) for v in vectors)
+        return np.einsum("qhd,khd->hqk", *rotated)
+
+    assert_within(scores(converted, target), scores(kernels, source), 1e-4, against="scores before")
+    flat = kernels[0].reshape(6, -1).T  # (outputs, inputs), as torch's
+    moved = pe.convert_layout(flat, width, **settings, axis=0, num_heads=HEADS)
+    np.testing.assert_array_equal(moved, np.reshape(converted[0], (6, -1)).T)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.int8, np.float32])
+def test_the_dtype_stays(dtype):
+    weights = np.arange(8).astype(dtype)
+    got = pe.convert_layout(weights, 8, source="half", target="interleaved", axis=0, num_heads=1)
+    np.testing.assert_array_equal(got, weights[[0, 4, 1, 5, 2, 6, 3, 7]], strict=True)
+
+
+def test_one_layout_changes_nothing():
+    weights = RNG.normal(size=(6, 8)).astype(np.float32)
+    got = pe.convert_layout(weights, 4, source="half", target="half", axis=1, num_heads=1)
+    np.testing.assert_array_equal(got, weights)
+
+
+def test_64_bits_without_x64():
+    settings = {"source": "half", "target": "interleaved", "axis": 0, "num_heads": 1}
+    with jax.enable_x64(False):
+        assert pe.convert_layout(np.zeros(8), 8, **settings).dtype == np.float32
+        with pytest.raises(TypeError, match="^convert_layout: weights are int64, which this"):
+            pe.convert_layout(np.zeros(8, np.int64), 8, **settings)
+
+
+VALID = {"frequencies": 8, "source": "half", "target": "interleaved", "axis": -1, "num_heads": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "change"),
+    [
+        (TypeError, "weights must be an array that JAX can hold", {"weights": [1.0] * 8}),
+        (TypeError, "weights must be an array that JAX can hold", {"weights": np.full(8, "a")}),
+        (TypeError, "weights must be an array that JAX can hold", {"weights": np.ma.ones(8, np.float32)}),
+        (ValueError, r"axis must be one of weights", {"axis": 2}),
+        (ValueError, r"axis must be one of weights", {"axis": -3}),
+        (TypeError, "axis must be an integer", {"axis": 0.0}),
+        (TypeError, "axis must be an integer", {"axis": np.timedelta64(0, "s")}),
+        (ValueError, "num_heads must divide axis 1 of weights", {"num_heads": 3}),
+        (ValueError, "num_heads must be at least 1", {"num_heads": 0}),
+        (ValueError, "frequencies must have an even width of at most 4, the head_dim", {"num_heads": 2}),
+        (ValueError, "frequencies must have an even width of at most 8, the head_dim", {"frequencies": 3}),
+        (ValueError, "part must be one of", {"part": "all"}),
+        (ValueError, "target must be one of", {"target": "meta"}),
+        (ValueError, "source must be one of", {"source": "meta"}),
+    ],
+)
+def test_errors(error, match, change):
+    with pytest.raises(error, match=f"^convert_layout: {match}"):
+        pe.convert_layout(**{"weights": np.zeros((3, 8), np.float32)} | VALID | change)
