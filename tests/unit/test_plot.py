@@ -32,7 +32,6 @@ FIGURES = {
     "attention_weights": lambda: plot.attention_weights(VALUES[:4], VALUES, tokens=TOKENS),
     "phase_error": lambda: plot.phase_error(8, samples=20),
 }
-EACH = pytest.mark.parametrize("name", FIGURES)
 
 
 def image(axes):
@@ -47,10 +46,13 @@ def labels(lines):
 # What every figure has.
 
 
-@EACH
-def test_title_labels_legend_and_drawing(name):
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_has_titles_labels_and_a_legend_and_leaves_pyplot_alone(name):
     assert sorted(FIGURES) == plot.__all__
+    before = dict(matplotlib.rcParams)
     figure = FIGURES[name]()
+    assert figure is not FIGURES[name]()
+    assert matplotlib.pyplot.get_fignums() == [] and dict(matplotlib.rcParams) == before
     assert figure.get_suptitle() or figure.axes[0].get_title()
     assert figure.axes[0].get_ylabel() and figure.axes[0].get_xlabel()
     bars = [axes for axes in figure.axes if axes.get_label() == "<colorbar>"]
@@ -58,14 +60,6 @@ def test_title_labels_legend_and_drawing(name):
     assert all(bar.get_xlabel() or bar.get_ylabel() for bar in bars)
     assert bool(figure.legends) == (len(figure.axes[0].lines) > 1)
     figure.savefig(io.BytesIO(), dpi=380 / figure.get_figwidth())  # warnings, of layout or glyphs, are errors
-
-
-@EACH
-def test_pyplot_is_left_alone(name):
-    before = dict(matplotlib.rcParams)
-    assert FIGURES[name]() is not FIGURES[name]()
-    assert matplotlib.pyplot.get_fignums() == []
-    assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.parametrize("name", ["heatmap", "offset_products", "attention_weights"])
@@ -176,11 +170,6 @@ def test_phase_error():
     np.testing.assert_array_equal(positions, exact.get_xdata())
     assert 0.1 < float32.get_ydata()[-1] <= 2 and exact.get_ydata().max() < 9e-8 and set(bound.get_ydata()) == {9e-8}
     assert axes.get_xscale() == axes.get_yscale() == "log"
-    near = positions < 10**6
-    truth = textbook(positions[near], 63)  # float64 products are right to 1e-10 at these positions
-    table = pe.sinusoidal(positions[near], pe.geometric(63).with_precision("float32"))
-    error = np.abs(np.asarray(table).astype(np.float64) - truth).max(axis=1)
-    np.testing.assert_allclose(float32.get_ydata()[near], error, atol=1e-9)
     assert len(plot.phase_error(4, max_position=1).axes[0].lines[0].get_xdata()) == 1
 
 
@@ -230,15 +219,12 @@ T = np.ones((4, 8), np.float32)
         (lambda: plot.similarity(T > 0), TypeError, "table must be an integer or float array"),
         (lambda: plot.columns(T, [8]), ValueError, r"features must be from 0 to 7, got \[8\]"),
         (lambda: plot.columns(T, []), ValueError, "features must be one or more integers"),
-        (lambda: plot.columns(T, [0.5]), TypeError, "features must be integers"),
         (lambda: plot.similarity(T * [[1], [1], [0], [1]]), ValueError, "no row of zeros, got one at position 2"),
-        (lambda: plot.offset_products(7), ValueError, "frequencies must have an even dim"),
         (lambda: plot.offset_products(8, starts=[2**31 - 9]), ValueError, "starts must be from -2147483648"),
         (lambda: plot.spectrum({}), ValueError, "frequencies as a mapping must hold at least one"),
         (lambda: plot.attention_weights(T, T[:, :6]), ValueError, "table of width 6 must match x"),
         (lambda: plot.attention_weights(T, T[:3]), ValueError, "table of 3 rows is too small"),
         (lambda: plot.attention_weights(T, T, tokens=["a"]), ValueError, "tokens must be 4 labels, .* got 1"),
-        (lambda: plot.phase_error(T[0]), TypeError, "frequencies must be .*an array"),
     ],
 )
 def test_wrong_inputs_raise(call, error, match):
