@@ -358,6 +358,7 @@ def test_parameters_begin_as_authors_have_it(name, stack):
 
 
 def test_tables_begin_with_a_deviation_of_a_fiftieth():
+    assert linen.FIRE.bias_init(KEY, (2,)).dtype == np.float32
     want = 0.02 * np.asarray(jax.random.normal(KEY, (64,), jnp.float32))
     for name in ("LearnedEncoding", "RelativePositionBias", "ContentBias"):
         for init in (

@@ -23,7 +23,7 @@ COUNTED, TIMES = np.arange(6), np.float32([0, 0.5, 0.5, 2.25, 7, 100])
 CACHED = np.ones((1, 1, 1, 6), bool)  # the mask of a step with Flax's cache
 CAUSAL = np.tril(np.ones((1, 1, 6, 6), bool))
 ROPE, TILES = {"rotation": 8}, {"rotation": 8, "attention": pe.attention}
-GRID = {"rotation": pe.axial(8, 2)}
+GRID, COORDINATES = {"rotation": pe.axial(8, 2)}, {"bias": pe.alibi, "num_axes": 2}
 RESERVED = "bias key_data key_order key_positions key_segments query_data query_order query_positions query_segments"
 BINDS_ALL = functools.partial(pe.attention, **dict.fromkeys(RESERVED.split()), return_residual=None)
 
@@ -108,10 +108,11 @@ def at(positions, **more):
         (ROPE, ALL, at(np.array([[3], [4]])), r"input_positions must hold 6 .* got shape \(2, 1\)$"),
         (ROPE, ALL, at(np.zeros((6, 2), int)), r"input_positions .* \(6, 2\); for coordinates set num_axes=2"),
         (GRID, ALL, at(np.zeros((5, 2), int)), r"input_positions must hold 6 .* got shape \(5,\)$"),
+        (COORDINATES, ALL, at(np.zeros((6, 3), int)), "input_positions must have a last axis of size 2"),
         (ROPE, ALL, at(COUNTED, key_positions=np.arange(5)), r"key_positions must hold 6 .* \(5,\)"),
         (ROPE, ALL, at(np.zeros((3, 6), int)), "input_positions .* must broadcast to query without heads"),
         (GRID, ALL, {}, "input_positions must be given for positions of 2 coordinates"),
-        ({"bias": pe.alibi, "num_axes": 2}, ALL, {}, "input_positions must be given for positions of 2 coordinates"),
+        (COORDINATES, ALL, {}, "input_positions must be given for positions of 2 coordinates"),
     ],
 )
 def test_positions_that_it_would_have_to_guess(make, settings, arrays, call, match):
@@ -128,7 +129,7 @@ def test_positions_that_it_would_have_to_guess(make, settings, arrays, call, mat
         ({"rotation": lambda q, k, *_: (q, k[:, :1])}, ALL, ValueError, "rotation must return query and key as"),
         ({"rotation": lambda q, k, *_: (q, k * 1j)}, ALL, ValueError, "rotation must return .* and complex64"),
         ({"bias": zeros(1, 6, 6)}, ALL, ValueError, r"bias must return shape \(..., 2, 6, 6\), got \(1, 6, 6\)"),
-        ({"bias": zeros(3, 2, 6, 6)}, ALL, ValueError, "what bias returns, .* must broadcast to the scores"),
+        ({"bias": zeros(3, 2, 6, 6)}, ALL, ValueError, r"what bias returns, .* must broadcast to the scores\b"),
         ({"bias": lambda *_: 0.0}, ALL, TypeError, "what bias returns must be a float array"),
         ({"content_bias": zeros(2, 2, 6)}, ALL, ValueError, r"content_bias must return shape \(..., 2, 6, 6\)"),
     ],
