@@ -1,12 +1,10 @@
-"""Forward mode through a small Transformer in both Flax stacks.
+"""Forward mode through a small Transformer of NNX, beside differences of a float64 network in NumPy.
 
-A tangent along the input and time, a training step of MeanFlow around it, and Hessian-vector products, forward over
-reverse; beside the same with textbook RoPE, which JAX derives, and beside differences of a float64 network in NumPy.
+A training step of MeanFlow, whose loss holds a tangent along the input and time, and Hessian-vector products.
 """
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,43 +12,26 @@ import pytest
 from flax import nnx
 
 import posenc_jax as pe
-import posenc_jax.linen
-import posenc_jax.nnx
 from helpers.closeness import assert_within
-from helpers.quick import quick
-from oracles import fourier, spectra
+from oracles import fourier
 from oracles.attention import layer as attention_in_float64
+from posenc_jax.nnx import positional_attention
 
 RNG = np.random.default_rng(3)
 WIDTH, HEADS, LAYERS = 16, 2, 2
 X, V = RNG.normal(size=(2, 2, 6, WIDTH)).astype(np.float32)
 AT = np.float32([0, 1, 2.5, 3, 4.25, 7])
-TIME, STEP = np.float32([0.3, 0.7]), np.float32([1, -0.5])
 START, END = np.float32([0.125, 0.5]), np.float32([0.25, 0.75])
-OMEGA = spectra.floats(spectra.geometric(WIDTH // HEADS, 10_000)).astype(np.float32)
-
-
-def textbook(attend, query, key, value, *args, input_positions, **kwargs):
-    """Flax's own attention of a query and a key that are turned as everybody writes it."""
-
-    def turned(x):
-        angle = input_positions[:, None, None] * OMEGA.reshape(1, 1, -1)
-        angle = angle.reshape((1,) * (x.ndim - 3) + angle.shape)
-        a, b = jnp.split(x, 2, axis=-1)
-        return jnp.concatenate(
-            [a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)], axis=-1
-        )
-
-    return attend(turned(query), turned(key), value, *args, **kwargs)
 
 
 def at_time(x, time, start):
     """Adds the embedding of the time and, as MeanFlow has it, that of the interval from `start`."""
-    x = x + pe.timestep_embedding(time, WIDTH, scale=1000)[:, None]
-    return x if start is None else x + pe.timestep_embedding(time - start, WIDTH, scale=1000)[:, None]
+    for t in (time, time - start):
+        x = x + pe.timestep_embedding(t, WIDTH, scale=1000)[:, None]
+    return x
 
 
-class OfNNX(nnx.Module):
+class Transformer(nnx.Module):
     """Attention at learned positions and a perceptron, twice, at a time that is added to every token."""
 
     def __init__(self, attend, rngs):
@@ -59,7 +40,7 @@ class OfNNX(nnx.Module):
         self.up = nnx.List(nnx.Linear(WIDTH, 2 * WIDTH, rngs=rngs) for _ in range(LAYERS))
         self.down = nnx.List(nnx.Linear(2 * WIDTH, WIDTH, rngs=rngs) for _ in range(LAYERS))
 
-    def __call__(self, x, time, start=None):
+    def __call__(self, x, time, start):
         x = at_time(x, time, start)
         for attention, up, down in zip(self.attention, self.up, self.down, strict=True):
             attention.attention_fn = functools.partial(self.attend, input_positions=self.positions[...])
@@ -68,43 +49,18 @@ class OfNNX(nnx.Module):
         return x
 
 
-class OfLinen(nn.Module):
-    """The same in Linen."""
-
-    attend: object
-
-    @nn.compact
-    def __call__(self, x, time, start=None):
-        x = at_time(x, time, start)
-        attend = functools.partial(self.attend, input_positions=self.param("positions", lambda _: jnp.asarray(AT)))
-        for _ in range(LAYERS):
-            x = x + nn.MultiHeadDotProductAttention(HEADS, attention_fn=attend)(x)
-            x = x + nn.Dense(WIDTH)(jnp.tanh(nn.Dense(2 * WIDTH)(x)))
-        return x
-
-
-def of_nnx(ours):
-    rotated = pe.nnx.positional_attention(rotation=WIDTH // HEADS)
-    attend = rotated if ours else functools.partial(textbook, nnx.dot_product_attention)
-    graph, state = nnx.split(nnx.eval_shape(lambda: OfNNX(attend, nnx.Rngs(0))))
-    return lambda parameters, *inputs: nnx.merge(graph, parameters)(*inputs), drawn(nnx.to_pure_dict(state))
-
-
-def of_linen(ours):
-    rotated = pe.linen.positional_attention(rotation=WIDTH // HEADS)
-    model = OfLinen(rotated if ours else functools.partial(textbook, nn.dot_product_attention))
-    return model.apply, drawn(jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0), X, TIME))
+@pytest.fixture
+def network():
+    """As a function of its parameters and inputs, and those parameters."""
+    attend = positional_attention(rotation=WIDTH // HEADS)
+    graph, state = nnx.split(nnx.eval_shape(lambda: Transformer(attend, nnx.Rngs(0))))
+    parameters = jax.tree.map(lambda w: np.float32(WIDTH**-0.5) * w, like(nnx.to_pure_dict(state), 7))
+    return lambda p, *inputs: nnx.merge(graph, p)(*inputs), parameters | {"positions": AT}
 
 
 def like(tree, seed):
     draw = np.random.default_rng(seed)
     return jax.tree.map(lambda w: draw.normal(size=w.shape).astype(np.float32), tree)
-
-
-def drawn(types):
-    """Parameters of these types, at the positions `AT`."""
-    at = lambda path, w: AT if "positions" in jax.tree_util.keystr(path) else np.float32(WIDTH**-0.5) * w  # noqa: E731
-    return jax.tree.map_with_path(at, like(types, 7))
 
 
 @pytest.fixture(autouse=True)
@@ -113,59 +69,10 @@ def as_flax():
         yield
 
 
-def assert_alike(got, want):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert_within(a, b, 1e-4 * (1e-2 + np.abs(b).max()), against="textbook RoPE")  # float32, thousands of terms
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
-def test_a_step_of_mean_flow_and_a_hessian_vector_product(of):
-    results = []
-    for ours in (True, False):
-        apply, parameters = of(ours)
-        v = like(parameters, 1)
-
-        def derivatives(parameters, v, apply=apply):
-            # The average velocity u(x, t) and its derivative along the path, du/dt = v ∂u/∂x + ∂u/∂t.
-            u, along = jax.jvp(functools.partial(apply, parameters), (X, TIME), (V, STEP))
-            loss = lambda w: jnp.mean((apply(w, X, TIME) - jax.lax.stop_gradient(V - along)) ** 2)  # noqa: E731
-            gradient = jax.grad(loss)(parameters)
-            product = jax.jvp(jax.grad(loss), (parameters,), (v,))[1]
-            reverse = jax.grad(lambda w: sum(map(jnp.vdot, *map(jax.tree.leaves, (jax.grad(loss)(w), v)))))(parameters)
-            return u, along, gradient, product, reverse
-
-        results.append(quick(derivatives)(parameters, v))
-    ours, theirs = results
-    assert_alike(ours, theirs)
-    assert_alike(ours[3], ours[4])
-    assert float(jnp.abs(ours[1]).max()) > 0.1
-    assert any(float(jnp.abs(x).max()) > 1e-3 for x in jax.tree.leaves(ours[3]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
-def test_without_positions_the_derivatives_are_others(of):
-    """The control: RoPE matters in this network."""
-    apply, parameters = of(True)
-    tangent = quick(lambda x, v: jax.jvp(lambda x: apply(parameters, x, TIME), (x,), (v,))[1])
-    along, reversed_ = (np.asarray(tangent(x, v)) for x, v in ((X, V), (X[:, ::-1], V[:, ::-1])))
-    assert np.abs(along - reversed_[:, ::-1]).max() > 1e-2
-
-
-# Beside differences in float64
-
-
 def plain(parameters):
-    """Parameters of either stack: the positions, and of each layer those of attention and of both linear maps."""
-    if "params" not in parameters:
-        found = parameters
-        layers = [[found[name][i] for name in ("attention", "up", "down")] for i in range(LAYERS)]
-    else:
-        found = parameters["params"]
-        names = [(f"MultiHeadDotProductAttention_{i}", f"Dense_{2 * i + 1}", f"Dense_{2 * i}") for i in range(LAYERS)]
-        layers = [[found[name] for name in each] for each in names]
-    return jax.tree.map(lambda w: np.asarray(w, np.float64), (found["positions"], layers))
+    """The positions, and of each layer the parameters of attention and of both linear maps."""
+    layers = [[parameters[name][i] for name in ("attention", "up", "down")] for i in range(LAYERS)]
+    return jax.tree.map(lambda w: np.asarray(w, np.float64), (parameters["positions"], layers))
 
 
 def in_float64(parameters, x, start, time):
@@ -193,12 +100,18 @@ def target_in_float64(parameters):
     return v - (end - start)[:, None, None] * (after - before) / (2 * h)
 
 
+def along(gradient, v):
+    """The derivative along v by a gradient, and the length of the gradient."""
+    leaves = jax.tree.leaves(gradient)
+    slope = sum(np.vdot(a, b) for a, b in zip(leaves, jax.tree.leaves(v), strict=True))
+    return slope, np.sqrt(sum(np.sum(a**2) for a in leaves))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stopped", [True, False])
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
-def test_a_training_step_of_mean_flow(of, stopped):
+def test_a_training_step_of_mean_flow(network, stopped):
     """|u − stopgrad(v − (t − r) du/dt)|², whose derivative holds a tangent; without stopgrad, reverse over forward."""
-    apply, parameters = of(True)
+    apply, parameters = network
 
     def loss(parameters):
         u = lambda x, start, time: apply(parameters, x, time, start)  # noqa: E731
@@ -206,7 +119,7 @@ def test_a_training_step_of_mean_flow(of, stopped):
         target = V - (END - START)[:, None, None] * along
         return jnp.mean((y - (jax.lax.stop_gradient(target) if stopped else target)) ** 2)
 
-    value, gradient = quick(jax.value_and_grad(loss))(parameters)
+    value, gradient = jax.jit(jax.value_and_grad(loss))(parameters)
     base, gradient = plain(parameters), plain(gradient)
     target = target_in_float64(base)
 
@@ -215,28 +128,23 @@ def test_a_training_step_of_mean_flow(of, stopped):
         return np.mean((y - (target if stopped else target_in_float64(parameters))) ** 2)
 
     assert_within(value, loss_in_float64(base), 1e-4 * float(value), against="float64")
-    for seed in range(3):
-        v, h = plain(like(parameters, seed)), 1e-5
-        want = (loss_in_float64(moved(base, (h, v))) - loss_in_float64(moved(base, (-h, v)))) / (2 * h)
-        got = sum(np.vdot(a, b) for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(v), strict=True))
-        length = np.sqrt(sum(np.sum(a**2) for a in jax.tree.leaves(gradient)))
-        assert_within(got, want, 2e-4 * length, against="differences in float64")
+    v, h = plain(like(parameters, 0)), 1e-5
+    want = (loss_in_float64(moved(base, (h, v))) - loss_in_float64(moved(base, (-h, v)))) / (2 * h)
+    got, length = along(gradient, v)
+    assert_within(got, want, 2e-4 * length, against="differences in float64")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", [of_nnx, of_linen])
-def test_hessian_vector_products_beside_float64(of):
-    apply, parameters = of(True)
+def test_a_hessian_vector_product(network):
+    apply, parameters = network
     loss = lambda w: jnp.mean(apply(w, X, END, START) ** 2)  # noqa: E731
 
     def loss_in_float64(parameters):
         return np.mean(in_float64(parameters, np.float64(X), np.float64(START), np.float64(END)) ** 2)
 
-    v, others, h = like(parameters, 0), [like(parameters, seed) for seed in (0, 1, 2)], 1e-4
-    product = plain(quick(lambda v: jax.jvp(jax.grad(loss), (parameters,), (v,))[1])(v))
-    length = np.sqrt(sum(np.sum(a**2) for a in jax.tree.leaves(product)))
-    base, v = plain(parameters), plain(v)
-    for other in map(plain, others):
-        four = [a * b * loss_in_float64(moved(base, (a * h, v), (b * h, other))) for a in (1, -1) for b in (1, -1)]
-        got = sum(np.vdot(a, b) for a, b in zip(jax.tree.leaves(product), jax.tree.leaves(other), strict=True))
-        assert_within(got, sum(four) / (4 * h * h), 2e-4 * length, against="differences in float64")
+    v, other, h = like(parameters, 0), like(parameters, 1), 1e-4
+    product = plain(jax.jit(lambda v: jax.jvp(jax.grad(loss), (parameters,), (v,))[1])(v))
+    base, v, other = map(plain, (parameters, v, other))
+    four = [a * b * loss_in_float64(moved(base, (a * h, v), (b * h, other))) for a in (1, -1) for b in (1, -1)]
+    got, length = along(product, other)
+    assert_within(got, sum(four) / (4 * h * h), 2e-4 * length, against="differences in float64")
