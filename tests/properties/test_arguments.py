@@ -25,7 +25,7 @@ OF_ARRAYS = {name: row for name, row in FUNCTIONS.items() if row.arrays and name
 NAN, INF = float("nan"), float("inf")
 NARROW = jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 POSITIONS = "positions query_positions key_positions offset timesteps origin length".split()
-AT = [(name, argument) for name, row in BARE.items() for argument in {*row.given} & {*POSITIONS}]
+AT = [(name, argument) for name, row in BARE.items() for argument in row.given if argument in POSITIONS]
 
 
 def public(name):

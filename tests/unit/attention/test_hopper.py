@@ -194,7 +194,7 @@ def test_it_rejects(name):
 
 
 @needs_kernel
-@pytest.mark.parametrize("options", TAKEN, ids=str)
+@pytest.mark.parametrize("options", TAKEN, ids=lambda options: ", ".join(options))
 def test_it_takes_what_is_at_its_bounds(options):
     x = typed(1, 8, 2, 256)
     assert jax.eval_shape(functools.partial(pe.attention, **KERNEL, **options), x, x, x) == x
