@@ -12,6 +12,7 @@ _SIZES = {
     32: "moe_intermediate_size",
     16: "codebook_dim feature_size vector_quantization_hidden_dimension",
     8: "hidden_size_per_layer_input",
+    5: "conv_kernel_size",
     4: "num_experts num_local_experts n_routed_experts mamba_n_heads indexer_budget num_filters",
     2: """
         num_attention_heads num_key_value_heads num_experts_per_tok eos_token_id indexer_n_heads n_groups
@@ -115,6 +116,7 @@ _GROUPS = {
     "qwen2_5_omni_talker": dict(embedding_size=256),
     # makes no masks for layers with a window; drops it
     "qwen3_omni_moe_talker_code_predictor qwen3_vl_moe_text": dict(sliding_window=None),
+    "qwen3_omni_moe_talker_text": dict(shared_expert_intermediate_size=32),  # which its class does not set
     "qwen4_exp_text": dict(
         num_hidden_layers=4,
         rope_parameters=dict(rope_type="default", partial_rotary_factor=0.25, mrope_section=[11, 11, 10]),
