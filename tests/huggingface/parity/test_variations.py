@@ -1,4 +1,4 @@
-"""Rope settings of every rope type, for every model type: a plan has the frequencies of the model's class, or is refused."""
+"""Settings of every rope type, for every model type: a plan has the frequencies of the class, or it is refused."""
 
 import itertools
 import re
