@@ -111,8 +111,8 @@ def hf_towers(case):
     if config.model_type == UNLIKE:
         return {}
     (indices, *both), name = passes(config, case["images"]), config.model_type
-    found = []
-    for layer in case["layers"]:
+    attending, found = sorted({*indices}), []
+    for layer in case.get("layers") or [{"layer": i, "memory": False} for i in attending]:
         # Where there is memory, the second attention of a layer is to it.
         i = [i for i, index in enumerate(indices) if index == layer["layer"]][layer["memory"]]
         x, y = (results[i][int(layer["memory"])] for results in both)
@@ -120,9 +120,10 @@ def hf_towers(case):
             x, y = x[:, :, 1:], y[:, :, 1:]
         if name == "efficientloftr":  # whose code gives each head its own part of the features
             x, y = (z.swapaxes(1, 2).reshape(z.shape[0], 1, z.shape[2], -1) for z in (x, y))
-        before, after = (z[0, 0, layer["tokens"]] for z in (x, y))
-        found.append(layer | {"count": x.shape[2], "before": before, "after": after})
-    return {"attending": sorted({*indices}), "layers": found}
+        tokens = layer.get("tokens") or np.random.default_rng(1).permutation(x.shape[2])[:8].tolist()
+        found.append(layer | {"count": x.shape[2], "tokens": tokens})
+        found[-1] |= {"before": x[0, 0, tokens], "after": y[0, 0, tokens]}
+    return {"attending": attending, "layers": found}
 
 
 def learned(model):
