@@ -1,1 +1,1 @@
-"""Every formula once, in mpmath or float64 NumPy, and values that other libraries computed. Nothing here is the library's."""
+"""Every formula once, in mpmath or float64 NumPy, and what other libraries computed: nothing of this library."""

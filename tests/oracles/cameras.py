@@ -35,13 +35,13 @@ def transformed(x, m, width=None):
     return y
 
 
-def poses(rng, *shape, spread=1.0):
-    """Extrinsics (*shape, 4, 4) of any direction, translations of this deviation."""
+def poses(rng, *shape):
+    """Extrinsics (*shape, 4, 4) of any direction, translations of deviation 1."""
     turns, r = np.linalg.qr(rng.normal(size=(*shape, 3, 3)))
     turns *= np.sign(np.diagonal(r, axis1=-2, axis2=-1))[..., None, :]
     turns[..., 0] *= np.linalg.det(turns)[..., None]
     result = lifted(turns)
-    result[..., :3, 3] = spread * rng.normal(size=(*shape, 3))
+    result[..., :3, 3] = rng.normal(size=(*shape, 3))
     return result
 
 

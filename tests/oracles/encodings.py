@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from oracles.rotations import features
 from oracles.spectra import MP, floats, geometric
 
 
@@ -28,16 +29,8 @@ def waves_or_nan(positions, omegas):
 
 
 def encode(positions, dim, base=10_000, layout="interleaved", endpoint=False):
-    """The sinusoidal encoding, written as the notation in the paper writes it: feature by feature."""
-    sine, cosine = waves(positions, geometric(dim, base, endpoint))
-    pairs = (dim + 1) // 2
-    out = np.zeros((len(sine), dim))
-    for i in range(pairs):
-        s, c = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + pairs)
-        out[:, s] = sine[:, i]
-        if c < dim:
-            out[:, c] = cosine[:, i]
-    return out
+    """The sinusoidal encoding; an odd width drops the last cosine."""
+    return features(*waves(positions, geometric(dim, base, endpoint)), layout)[..., :dim]
 
 
 def offset_similarity(offsets, omegas):
@@ -63,11 +56,10 @@ def float32_phases(positions, omegas):
     return np.float64(np.float32(positions)[..., None] * np.float32(floats(omegas)))
 
 
-def _one_coordinate(width, coordinate, omega):
-    """(sines, cosines) of one coordinate of each token."""
-    phase = np.outer(coordinate.reshape(-1), omega)
-    assert phase.shape[1] == width // 2
-    return np.concatenate([np.sin(phase), np.cos(phase)], axis=1)
+def _of_coordinates(coordinates, omega):
+    """Sines and cosines of one coordinate of each token, then those of the next."""
+    phases = [np.outer(x, omega) for x in coordinates]
+    return np.concatenate([f(phase) for phase in phases for f in (np.sin, np.cos)], axis=1)
 
 
 def mae(width, height, columns):
@@ -75,16 +67,14 @@ def mae(width, height, columns):
 
     The original takes one side; its meshgrid of (w, h) makes x the first coordinate and rows the first axis.
     """
-    x, y = np.meshgrid(np.arange(columns, dtype=float), np.arange(height, dtype=float))
-    omega = 1.0 / 10000 ** (np.arange(width // 4) / (width / 4.0))
-    return np.concatenate([_one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
+    xy = np.meshgrid(np.arange(columns, dtype=float), np.arange(height, dtype=float))
+    return _of_coordinates(xy, 1.0 / 10000 ** (np.arange(width // 4) / (width / 4.0)))
 
 
 def big_vision(width, height, columns):
     """`posemb_sincos_2d` of google-research/big_vision (models/vit.py, commit 0b73d7b), in float64."""
     y, x = np.mgrid[:height, :columns]
-    omega = 1.0 / 10_000.0 ** (np.arange(width // 4) / (width // 4 - 1))
-    return np.concatenate([_one_coordinate(width // 2, c, omega) for c in (x, y)], axis=1)
+    return _of_coordinates([x, y], 1.0 / 10_000.0 ** (np.arange(width // 4) / (width // 4 - 1)))
 
 
 def query_scale(positions, coefficient, period, offset, form="steps"):

@@ -33,8 +33,7 @@ def along(x, matrix, one, other, layout="half"):
 
 def nerf(x, octaves):
     """The encoding of NeRF's paper: sin and cos of 2ᵏ·π·p for each coordinate p and octave k."""
-    phases = [[MP.mpf(2) ** k * MP.pi * MP.mpf(p) for p in point for k in range(octaves)] for point in x.tolist()]
-    return np.array([[float(f(phase)) for phase in row for f in (MP.sin, MP.cos)] for row in phases])
+    return np.stack(waves(x, [2**k * MP.pi for k in range(octaves)]), -1).reshape(len(x), -1)
 
 
 def timestep_embedding(timesteps, dim, flip=False, shift=1, scale=1, period=10_000):

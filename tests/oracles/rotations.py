@@ -30,24 +30,12 @@ def split(x, width, layout, part="first"):
     return *pairs(x[..., turning], layout), np.delete(x, np.s_[turning], axis=-1)
 
 
-def join(a, b, rest, layout, part="first"):
-    """The inverse of `split`."""
-    turning = features(a, b, layout)
-    return np.concatenate([turning, rest] if part == "first" else [rest, turning], axis=-1)
-
-
-def turn(a, b, sine, cosine):
-    """The two features of each pair, rotated."""
-    return a * cosine - b * sine, b * cosine + a * sine
-
-
 def rotate(x, sine, cosine, layout, part="first"):
     """x (..., features) in float64, its first or last pairs rotated: as many as there are sines (..., pairs)."""
-    x, width = np.asarray(x, np.float64), 2 * np.shape(sine)[-1]
-    if width == x.shape[-1]:
-        return features(*turn(*pairs(x, layout), sine, cosine), layout)
-    a, b, rest = split(x, width, layout, part)
-    return join(*turn(a, b, sine, cosine), rest, layout, part)
+    a, b, rest = split(np.asarray(x, np.float64), 2 * np.shape(sine)[-1], layout, part)
+    turning = features(a * cosine - b * sine, b * cosine + a * sine, layout)
+    rest = np.broadcast_to(rest, (*turning.shape[:-1], rest.shape[-1]))
+    return np.concatenate([turning, rest] if part == "first" else [rest, turning], axis=-1)
 
 
 def rotate_by(x, angles, layout, part="first"):
@@ -67,15 +55,11 @@ def matrix(sine, cosine, layout):
     return np.stack(columns, -1)
 
 
-def decay(num_pairs, distance, scale_base=512.0, gamma=0.4):
-    """What xPos multiplies each pair of a query by at a distance (...) from the origin; of a key, at its negative."""
-    zeta = (np.arange(num_pairs) / num_pairs + gamma) / (1 + gamma)
-    return zeta ** (np.asarray(distance, np.float64)[..., None] / scale_base)
-
-
 def xpos(x, sine, cosine, distance, layout, scale_base=512.0, gamma=0.4):
     """A query of xPos at a distance (...) from the origin; a key is one at the negative distance."""
-    scale = decay(np.shape(sine)[-1], distance, scale_base, gamma)
+    n = np.shape(sine)[-1]
+    zeta = (np.arange(n) / n + gamma) / (1 + gamma)
+    scale = zeta ** (np.asarray(distance, np.float64)[..., None] / scale_base)
     return rotate(x, scale * sine, scale * cosine, layout)
 
 

@@ -1,4 +1,4 @@
-"""The frequencies ω of pairs in radians a position, as numbers of 70 digits, and the coordinate that turns each pair."""
+"""The frequencies ω of pairs in radians a position, of 70 digits, and the coordinate that turns each pair."""
 
 import inspect
 from typing import Any

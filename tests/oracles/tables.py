@@ -31,8 +31,8 @@ def hat(x):
 def resampled(table, shape, kernel, *, align_corners=False, zeros_outside=False, size_offset=0.0):
     """Sums of rows by a kernel of the distance, along each axis but the last; not antialiased.
 
-    New row j is at (j + ½)·old/(new + size_offset) − ½, or at j·(old − 1)/(new − 1), 0 for one row, with corners aligned. Rows outside
-    are zeros, or the first and the last row.
+    New row j is at (j + ½)·old/(new + size_offset) − ½, or at j·(old − 1)/(new − 1), 0 for one row, with corners
+    aligned. Rows outside are zeros, or the first and the last row.
     """
     found = table.astype(np.float64)
     for axis, new in enumerate(shape):

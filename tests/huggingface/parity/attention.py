@@ -1,29 +1,28 @@
-"""Attention of transformers: functions and layers of operands, weights and inputs, and the masks of whole small models."""
+"""Attention of transformers: functions, layers with their weights, and the masks of whole small models."""
 
 import inspect
 import re
 
 import torch
-from embeddings import config_of, modeling, modeling_of, new_embedding
+from embeddings import config_of, eager, modeling, modeling_of, new_embedding
 from transformers import AttentionInterface, MistralConfig, masking_utils
 
-# The name of an argument and of an output, which transformers 5.24 changed.
+# The name of an output and of the argument that takes it, which transformers 5.24 changed.
 CACHE = "cache" if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters else "past_key_values"
 
 
 def causal_mask(config, x, **options):
     """Of a sliding window if the config has one."""
-    config._attn_implementation = "eager"
-    sliding = getattr(config, "sliding_window", None)
-    make = masking_utils.create_sliding_window_causal_mask if sliding else masking_utils.create_causal_mask
-    return make(config=config, inputs_embeds=x, attention_mask=None, **{CACHE: None}, **options)
+    sliding = "sliding_window_" if getattr(config, "sliding_window", None) else ""
+    make = getattr(masking_utils, f"create_{sliding}causal_mask")
+    return make(eager(config), x, None, None, **options)
 
 
 def hf_attention(case):
     """The eager attention of a module's code, (seq, heads, width), and its gradients for a cotangent."""
     code = modeling(re.sub("(?<=[a-z])(?=[A-Z])", "_", case["class"].removesuffix("Attention")).lower())
-    leaves = ("query", "key", "value", "sinks") if "sinks" in case else ("query", "key", "value")
-    given = {name: torch.tensor(case[name]).requires_grad_() for name in leaves}
+    leaves = ("query", "key", "value", "sinks")
+    given = {name: torch.tensor(case[name]).requires_grad_() for name in leaves if name in case}
     q, k, v, *_ = (x.transpose(0, 1)[None] if x.ndim > 1 else x for x in given.values())
     module = torch.nn.Module().eval()
     module.num_key_value_groups, module.sinks = q.shape[1] // k.shape[1], given.get("sinks")
@@ -38,9 +37,8 @@ def hf_attention(case):
 def hf_layers(case):
     """The output (seq, hidden_size) of a layer whose values rotate, or that learns spectra."""
     config, x = config_of(case["config"]), torch.tensor(case["input"])[None]
-    config._attn_implementation = "eager"
     attention = getattr(modeling_of(config), type(config).__name__.removesuffix("Config") + "Attention")
-    module, embedding = attention(config, layer_idx=case["layer"]).eval(), new_embedding(config)
+    module, embedding = attention(eager(config), layer_idx=case["layer"]).eval(), new_embedding(config)
     weights = {name: torch.tensor(weight) for name, weight in case["weights"].items()}
     if "alpha" in weights:
         embedding.alpha.copy_(weights.pop("alpha"))

@@ -1,6 +1,6 @@
-"""Position encodings by the code of those who proposed them or trained models with them, of which a class or function is run.
+"""Position encodings by the code of those who proposed them or trained models: a class or function of it is run.
 
-`record.py prope=FILE fope=FILE xtuner=FILE selective_rope=FILE drope=FILE kerple=FILE fire=FILE sandwich=FILE` names files
+`record.py prope=FILE fope=FILE xtuner=FILE selective_rope=FILE kerple=FILE fire=FILE sandwich=FILE` names files
 of the commits that cameras.json, authors.json and biases.json name; what none is given for stays as it is recorded.
 Nothing of the files is kept but their values.
 """
@@ -8,7 +8,6 @@ Nothing of the files is kept but their values.
 import ast
 import functools
 import importlib.util
-import inspect
 import math
 import sys
 import types
@@ -22,6 +21,7 @@ import torch
 import transformers
 from embeddings import modeling
 from torch.nn import functional
+from vectors import floats
 
 FILES = {}  # by source, as given
 
@@ -45,16 +45,11 @@ def authors(case):
         "FoPE's authors": fope,
         "Intern-S1-Pro": xtuner,
         "Selective RoPE": selective_rope,
-        "DroPE": drope,
     }[case["name"]]
     return source(case) if source.__name__ in FILES else {}
 
 
 cameras = authors
-
-
-def floats(x):
-    return torch.tensor(x, dtype=torch.float32)
 
 
 def prope(case):
@@ -90,7 +85,7 @@ FOPE |= dict.fromkeys(_ONES.split(), 1.0) | dict.fromkeys(_TRUE.split(), True)
 
 
 def fope(case):
-    """Of a head of 16 features, of whose 8 pairs so many turn within the length; both sets of coefficients at random."""
+    """Of a head of 8 pairs, of which so many turn within the length; both sets of coefficients at random."""
     company = dict(_non_meta_init_device=lambda config: torch.device("cpu"), ModelConfig=None, BufferCache=dict)
     company |= dict(Optional=typing.Optional, Tuple=tuple)
     _, cls = bare("fope", "RotaryEmbedding", "FourierEmbedding", **company)
@@ -142,19 +137,6 @@ def selective_rope(case):
     layer.phi_proj = lambda _: phases.reshape(1, seq, -1)
     query, key = layer(q, k, torch.ones(1, seq, heads * dim))[:2]
     return {"query_turned": query, "key_turned": key}
-
-
-def drope(case):
-    (nope,) = bare("drope", "nope", inspect=inspect, logger=mock.Mock(), Type=type, Any=typing.Any)
-    config = transformers.LlamaConfig(hidden_size=8, num_attention_heads=2, num_key_value_heads=1, head_dim=4)
-    config._attn_implementation = "eager"
-    llama = modeling("llama").LlamaAttention
-    source, x = llama(config, 0).eval(), floats(case["x"])
-    source.load_state_dict({f"{name}.weight": floats(w).T for name, w in case.items() if name.endswith("_proj")})
-    layer = nope(llama).from_source(source, config).eval()
-    mask = torch.full((x.shape[1],) * 2, -math.inf).triu(1)[None, None]
-    angles = torch.arange(float(x.shape[1]))[None, :, None] * torch.tensor([1.0, 0.01, 1.0, 0.01])
-    return {"output": layer(x, (angles.cos(), angles.sin()), mask)[0]}
 
 
 # Biases: of transformers, and of the papers' code

@@ -2,7 +2,7 @@
 
 import torch
 import transformers
-from embeddings import config_of, modeling
+from embeddings import config_of, eager, modeling
 from timm.layers import pos_embed_rel
 from timm.models import levit
 
@@ -22,8 +22,7 @@ def content_biases(case):
         buckets, heads = shapes["rel_attn_embed.weight"]
         module = make(case["hidden"][-1], heads, num_buckets=buckets, **case["settings"])
     else:
-        config = config_of(case["config"])
-        config._attn_implementation = "eager"
+        config = eager(config_of(case["config"]))
         more = {"sam": {"window_size": 0}, "vitdet": {"input_size": case["hidden"][1:3]}}
         more |= dict.fromkeys(("parakeet", "inkling"), {"layer_idx": 0})
         module = make(config, **more.get(folder, {}))
@@ -61,46 +60,36 @@ def _call(folder, config, module, x, mask, arrays):
 
 def relative_biases(case):
     """The bias (heads, queries, keys) of a layer of vision transformers, or its table resized to a larger window."""
-    table = torch.tensor(case["table"]) if "table" in case else None
+    table = torch.tensor(case.get("table", ()))
     if "resized" in case:
         shape = (2 * case["new"] - 1) ** 2, table.shape[1]
         return {"resized": pos_embed_rel.resize_rel_pos_bias_table_levit(table, shape)}
     if "new" in case:
-        return {"bias": _beit(table, case["window"])((case["new"],) * 2)[0]}
-    peer, window = case["peer"], tuple(case["window"])
-    side = window[0]
-    if "Mlp" in peer:
+        sizes = {"image_size": 16 * case["window"], "patch_size": 16, "num_attention_heads": table.shape[1]}
+        layer = modeling("beit").BeitRelativePositionBias(transformers.BeitConfig(**sizes))
+        layer.relative_position_bias_table.data = table
+        return {"bias": layer((case["new"],) * 2)[0]}
+    peer, window = case["peer"].partition(", ")[2], tuple(case["window"])
+    if peer == "RelPosMlp":
         layer = pos_embed_rel.RelPosMlp(window, len(case["w2"][0]), hidden_dim=len(case["b1"]), mode="swin")
         weights = torch.tensor(case["w1"]).T, torch.tensor(case["b1"]), torch.tensor(case["w2"]).T
         for parameter, value in zip(layer.mlp.parameters(), weights, strict=True):
             parameter.data = value
         return {"bias": layer.eval().get_bias()[0]}
-    heads = table.shape[0 if "LeViT" in peer or "Tf" in peer else 1]
-    swin, of_levit = modeling("swin"), modeling("levit")
-    layer = {
-        "transformers, Swin": lambda: swin.SwinRelativePositionBias(heads, window),
-        "transformers, BEiT": lambda: _beit(table, side),
-        "transformers, LeViT": lambda: of_levit.LevitAttention(8, 4, heads, 2, side),
-        "transformers, LeViT, subsampled": lambda: of_levit.LevitAttentionSubsample(
-            8, 8, 4, heads, 2, 2, side, -(-side // 2)
-        ),
-        "timm, RelPosBias": lambda: pos_embed_rel.RelPosBias(window, heads),
-        "timm, RelPosBias, class token": lambda: pos_embed_rel.RelPosBias(window, heads, prefix_tokens=1),
-        "timm, RelPosBiasTf": lambda: pos_embed_rel.RelPosBiasTf(window, heads),
-        "timm, LeViT": lambda: levit.Attention(8, 4, heads, resolution=window),
-        "timm, LeViT, subsampled": lambda: levit.AttentionDownsample(8, 8, 4, heads, stride=2, resolution=window),
-    }[peer]()
-    layer.eval()
     if "LeViT" in peer:
+        sizes, make, more = (8, 4, len(table)), levit.Attention, {}
+        if peer == "LeViT, subsampled":
+            sizes, make, more = (8, *sizes), levit.AttentionDownsample, {"stride": 2}
+        layer = make(*sizes, resolution=window, **more)
+        layer.eval()  # gives None
         layer.attention_biases.data = table
         return {"bias": layer.get_attention_biases("cpu")}
+    heads = table.shape[0 if peer == "RelPosBiasTf" else 1]
+    layer = {
+        "Swin": lambda: modeling("swin").SwinRelativePositionBias(heads, window),
+        "RelPosBias, class token": lambda: pos_embed_rel.RelPosBias(window, heads, prefix_tokens=1),
+        "RelPosBiasTf": lambda: pos_embed_rel.RelPosBiasTf(window, heads),
+    }[peer]()
     layer.relative_position_bias_table.data = table
-    bias = layer.get_bias() if "timm" in peer else layer(*[window] if "BEiT" in peer else [])
+    bias = layer() if peer == "Swin" else layer.get_bias()
     return {"bias": bias.reshape(heads, *bias.shape[-2:])}
-
-
-def _beit(table, side):
-    sizes = {"image_size": 16 * side, "patch_size": 16, "num_attention_heads": table.shape[1]}
-    layer = modeling("beit").BeitRelativePositionBias(transformers.BeitConfig(**sizes))
-    layer.relative_position_bias_table.data = table
-    return layer

@@ -27,6 +27,12 @@ def config_of(written):
     return AutoConfig.for_model(**copy.deepcopy(written))
 
 
+def eager(config):
+    """The config, of models with eager attention."""
+    config._attn_implementation = "eager"
+    return config
+
+
 def borrowed_class(config):
     """The model of another type that a configuration without code of its own has; None if it has code."""
     name = type(config).__module__.replace(".configuration_", ".modeling_")
@@ -70,7 +76,7 @@ _LABELS["sliding_attention"] = "main"
 def spectra_of(embedding, kinds, length=None):
     """Of each kind of layer the frequencies, float32, and the amplitude of its waves; None without frequencies.
 
-    The amplitude is the factor that the class has; with a length, the cosine at position 0 of a sequence of that length.
+    The amplitude is the factor of the class; with a length, the cosine at position 0 of a sequence of that length.
     """
     result = {}
     for kind in kinds:

@@ -34,10 +34,8 @@ def make_config(model_type, settings=None):
 
 def make_model(model_type):
     """A model with weights from a fixed seed."""
-    config, attention = make_config(model_type), "record"
+    config, attention = make_config(model_type), "eager" if model_type in small.EAGER else "record"
     torch.manual_seed(0)
-    if attends(config) or model_type not in small.ATTENDS:
-        attention = small.ATTENTIONS.get(model_type, attention)
     cls = borrowed_class(config) or model_class(config, small.CLASSES.get(model_type))
     model = cls._from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -58,16 +56,6 @@ def learned(model, names):
         if renamed in arrays:
             result[name] = arrays[renamed].detach().numpy()
     return result
-
-
-def attends(config):
-    """What attends in a model without a choice of attention functions; None if it has one."""
-    path = small.ATTENDS.get(config.model_type)
-    try:
-        found = path and functools.reduce(getattr, path.split("."), modeling_of(config))
-    except AttributeError:
-        return None
-    return path if found else None
 
 
 def _call(model, positions):
@@ -94,7 +82,7 @@ def _call(model, positions):
 
 
 class Call(NamedTuple):
-    """What one layer attends with: queries and keys, (batch, heads, seq, features), the factor of their scores, a mask."""
+    """What one layer attends with: queries and keys (batch, heads, seq, features), a factor of scores, a mask."""
 
     query: np.ndarray
     key: np.ndarray
@@ -112,13 +100,12 @@ class Calls(NamedTuple):
 _calls = Calls({}, {})  # of the pass in progress
 
 
-def _record(module, query, key, value, *args, scaling=None, **kwargs):
-    """Attention that returns zeros, (batch, heads, seq, features)."""
+def _record(module, query, key, value, attention_mask=None, scaling=None, **_):
+    """Attention that returns zeros, (batch, seq, heads, features)."""
     if not ("Cross" in type(module).__name__ or getattr(module, "is_cross_attention", False)):
         own = key[..., : query.shape[-2], :]  # keys of an encoder may follow
-        mask = next(iter(args), kwargs.get("attention_mask"))
-        _calls.attention.setdefault(_index(module), Call(query.numpy(), own.numpy(), scaling, mask))
-    return query.new_zeros(*query.shape[:3], value.shape[-1]), None
+        _calls.attention.setdefault(_index(module), Call(query.numpy(), own.numpy(), scaling, attention_mask))
+    return query.new_zeros(query.shape[0], *query.shape[2:0:-1], value.shape[-1]), None
 
 
 def _index(module):
@@ -126,12 +113,7 @@ def _index(module):
     return len(_calls.attention) if index is None or type(module).__name__ in small.REPEATING else index
 
 
-def _record_function(*args, **kwargs):
-    zeros, weights = _record(*args, **kwargs)
-    return zeros.transpose(1, 2).contiguous(), weights
-
-
-AttentionInterface.register("record", _record_function)
+AttentionInterface.register("record", _record)
 AttentionMaskInterface.register("record", eager_mask)
 
 
@@ -166,7 +148,7 @@ def _rotate_in_place(rotate, rest, q, k, *args, **kwargs):
 def recorded(model, positions, rest=False):
     """The calls of a pass over a row of equal tokens, at rest or at positions."""
     modeling, model_type = modeling_of(model.config), model.config.model_type
-    attending, still = attends(model.config), small.STILL.get(model_type)
+    still = small.STILL.get(model_type)
     for calls in _calls:
         calls.clear()
     with contextlib.ExitStack() as stack:
@@ -175,8 +157,6 @@ def recorded(model, positions, rest=False):
             *owners, name = path.split(".")
             stack.enter_context(mock.patch.object(functools.reduce(getattr, owners, owner), name, function))
 
-        if attending:
-            patch(attending, _record if attending.endswith("._attn") else lambda *x, **_: _record(None, *x)[0])
         if rest:
             stack.enter_context(at_rest(model))
             if still:

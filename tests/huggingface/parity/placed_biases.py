@@ -1,4 +1,4 @@
-"""Attention with a bias, as modules of transformers and timm compute it of queries, keys and values that they are given.
+"""Attention with a bias, as modules of transformers and timm compute it of given queries, keys and values.
 
 Their projections are hooked: those of the inputs give the arrays of a case, and that of the output shows what it takes.
 So a case says where a module adds its bias, beside its scale, its mask and its normalization, and nothing else.
@@ -8,11 +8,11 @@ import functools
 
 import torch
 import transformers
-from embeddings import modeling
+from biases import LOWEST
+from embeddings import eager, modeling
 from timm.layers.pos_embed_rel import RelPosBiasTf
 from timm.models.maxxvit import AttentionCl
 
-LOWEST = torch.finfo(torch.float32).min
 QKV = "q_proj", "k_proj", "v_proj"
 
 
@@ -25,11 +25,6 @@ def placed_biases(case):
     run = globals()[case["row"].partition(",")[0].lower().replace(" ", "_")]  # a function below
     y = run(case, x, heads, heads * width).reshape(-1, heads, x[2].shape[2])
     return {"output": y[-len(case["output"]) :]}
-
-
-def eager(config):
-    config._attn_implementation = "eager"
-    return config
 
 
 def taken(layer, projections, output, run):
@@ -65,16 +60,12 @@ def bloom(case, x, heads, hidden):
 
 
 def mpt(case, x, heads, hidden):
-    settings = dict(d_model=hidden, n_heads=heads, n_layers=1, vocab_size=4)
-    x, length, code = torch.stack(x, 1), len(x[0]), modeling("mpt")
-    if case["alibi_bias_max"] != 8:  # with the bias of transformers' own function, for which no model of it asks
-        layer = code.MptAttention(transformers.MptConfig(**settings), 0).eval()
-        bias = code.build_mpt_alibi_tensor(heads, length, case["alibi_bias_max"])
-        run = lambda: layer(torch.zeros(1, length, hidden), bias, attention_mask=causal(length) < 0)  # noqa: E731
-        return taken(layer, {"Wqkv": x.reshape(1, length, -1)}, "out_proj", run)
-    own = {name: case[name] for name in ("softmax_scale", "clip_qkv")}
-    model = transformers.MptModel(transformers.MptConfig(**settings, max_seq_len=length, attn_config=own))
-    return text(model, model.blocks[0].attn, x, "Wqkv", "out_proj")
+    """With the bias of transformers' own function; no model asks it for a greatest bias other than 8."""
+    own, length, code = {name: case[name] for name in ("softmax_scale", "clip_qkv")}, len(x[0]), modeling("mpt")
+    layer = code.MptAttention(transformers.MptConfig(d_model=hidden, n_heads=heads, attn_config=own), 0).eval()
+    bias = code.build_mpt_alibi_tensor(heads, length, case["alibi_bias_max"])
+    run = lambda: layer(torch.zeros(1, length, hidden), bias, attention_mask=causal(length) < 0)  # noqa: E731
+    return taken(layer, {"Wqkv": torch.stack(x, 1).reshape(1, length, -1)}, "out_proj", run)
 
 
 def falcon(case, x, heads, hidden):

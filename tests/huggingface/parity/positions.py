@@ -76,8 +76,7 @@ def rope_index(case):
     more = {"mm_token_type_ids": torch.tensor(kinds) if kinds else kinds_of(ProcessorMixin, case["tokens"], 5, 6)}
     more |= {key: torch.tensor(case[key]) for key in ["second_per_grid_ts"] if case.get(key) is not None}
     model, grids = model_of(case["model"], {"vision_config": tower}), (case["image_grid_thw"], case["video_grid_thw"])
-    positions, deltas = indexed(model, case["tokens"], case["mask"], *grids, **more)
-    return {"positions": positions, "rope_deltas": deltas.flatten()}
+    return {"positions": indexed(model, case["tokens"], case["mask"], *grids, **more)[0]}
 
 
 def qwen_positions(case):

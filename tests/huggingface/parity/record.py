@@ -1,7 +1,7 @@
 """Writes to tests/oracles/recorded what other libraries compute: `record.py [NAME…]`, by default for all files.
 
-A case in a file is its inputs. The recorder, a function of one of the modules below with the name of the file, takes them
-and returns the rest as numbers or arrays. To record another case, write its inputs into the file and run this, as
+A case in a file is its inputs. The recorder, a function of a module below with the name of the file, takes them and
+returns the rest as numbers or arrays. To record another case, write its inputs into the file and run this, as
 `nox -s parity -- --record` does. `SOURCE=FILE` names code of authors to run too, see `authors.py`.
 """
 
@@ -26,7 +26,8 @@ MODULES = {
     "positions": "hf_multimodal qwen_positions rope_index",
     "rotary": "hf_model_types hf_published hf_rotations",
     "towers": "hf_tower_tables hf_towers",
-    "vectors": "diffusers_rotations diffusers_timesteps hf_frequencies pope timm_grids timm_resized torch_resized turns",
+    "vectors": "diffusers_rotations diffusers_timesteps hf_frequencies pope timm_grids timm_resized torch_resized "
+    "turns",
 }
 RECORDERS = {name: module for module, names in MODULES.items() for name in names.split()}
 WHOLE = {"biases", "hf_model_types", "hf_published", "hf_rotations"}  # whose recorders take all that is in the file

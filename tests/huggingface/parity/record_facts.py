@@ -47,7 +47,8 @@ VALUES = set(
     indexer_rope_interleave no_rope_layer_interval layer_rope_theta position_embedding_type use_mem_rope
     attn_layer_indices block_types full_attn_idxs cross_attention_layers
     sliding_window attention_chunk_size use_sliding_window max_window_layers local_attention attention_window_size
-    use_bidirectional_attention query_pre_attn_scalar attention_multiplier attn_scale floor_scale attn_temperature_tuning
+    use_bidirectional_attention query_pre_attn_scalar attention_multiplier attn_scale floor_scale
+    attn_temperature_tuning
 
     patch_size image_size window_size spatial_merge_size num_register_tokens num_attention_layers pos_emb_height
     pos_emb_width num_position_embeddings fullatt_block_indexes global_attn_indexes embed_dim num_blocks num_queries
@@ -57,7 +58,8 @@ VALUES = set(
 """.split()
 )
 BASES = """
-    rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta swa_rope_theta compress_rope_theta
+    rope_theta rotary_emb_base rope_local_base_freq global_rope_theta local_rope_theta swa_rope_theta
+    compress_rope_theta
 """.split()
 SHARES = "partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"
 READ = *VALUES, *BASES, *"rotary_emb_fraction layer_types layers_block_type no_rope_layers".split()

@@ -1,10 +1,9 @@
 """What transformers makes of the configs of model types and published checkpoints, and how small models rotate.
 
-A forward pass runs with the model's own functions; the ones that rotate and the one that attends are wrapped, to see what
-goes in and what comes out.
+A forward pass runs with the model's own functions; the ones that rotate and the one that attends are wrapped, to see
+what goes in and what comes out.
 """
 
-import contextlib
 import json
 import sys
 import warnings
@@ -69,8 +68,8 @@ def _described(written):
 # Published configs
 
 LENGTH = 4097  # above the original length of Phi-3
-# transformers 5.23.0 drops the outer base of Fuyu, the decoder_config of VibeVoice and the attn_config of DBRX, and does
-# not have EXAONE.
+# transformers 5.23.0 drops the outer base of Fuyu, the decoder_config of VibeVoice and the attn_config of DBRX, and
+# does not have EXAONE.
 _UNREAD = {"dbrx", "fuyu", "vibevoice", "exaone"}
 
 
@@ -164,13 +163,9 @@ def _captured(model, inputs):
         if name.endswith(_PROJECTIONS):
             keep = lambda _, args, output, name=name[-6:]: projected.__setitem__(name, output.clone())  # noqa: E731
             module.register_forward_hook(keep)
-    # GPT-J attends in a method.
-    eager = hasattr(code, "eager_attention_forward")
-    holder, attend = (code, "eager_attention_forward") if eager else (code.GPTJAttention, "_attn")
-    patches = [(holder, attend, attending)] + [(code, name, rotating) for name in _ROTATIONS if hasattr(code, name)]
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        for owner, name, wrap in patches:
-            stack.enter_context(mock.patch.object(owner, name, wrap(getattr(owner, name))))
+    patches = {name: rotating(getattr(code, name)) for name in _ROTATIONS if hasattr(code, name)}
+    patches["eager_attention_forward"] = attending(code.eager_attention_forward)
+    with mock.patch.multiple(code, **patches), torch.no_grad():
         model(**inputs)
     assert not pending
     return layers
@@ -179,20 +174,13 @@ def _captured(model, inputs):
 def _layer(config, model, index, query, key, rotated, projected, scale):
     kinds, length, width = getattr(config, "layer_types", None), query.shape[2], query.shape[-1]
     kind = kinds[index] if kinds else "full_attention"
-    result = {"index": index, "kind": kind, "softmax_scale": scale, "turns": bool(rotated)}
+    result = {"index": index, "softmax_scale": scale, "turns": bool(rotated)}
     if not rotated:
         rotated = [(x.unflatten(-1, (-1, width)),) * 2 for x in projected]
-    elif config.model_type == "gptj":  # has no settings, and keeps a table of sines; it rotates the key first
-        rotated, n = rotated[::-1], config.rotary_dim
-        inverse = 1.0 / (10000 ** (torch.arange(0, n, 2, dtype=torch.int64) / n))
-        result |= {"rope": {"rope_type": "default", "rope_theta": 10_000.0}, "head_dim": n}
-        result |= {"frequencies": inverse.numpy(), "attention_factor": 1.0}
-        result["softmax_scale"] = None  # of which its code tells since transformers 5.24 alone
     else:
         inverse, factor = spectra_of(model.rotary_emb, [kind])[kind]
-        result |= {"rope": dict(config.rope_parameters.get(kind, config.rope_parameters))}
-        result["head_dim"] = getattr(config, "qk_rope_head_dim", width)
-        result |= {"frequencies": inverse.copy(), "attention_factor": factor}
+        rope = dict(config.rope_parameters.get(kind, config.rope_parameters))
+        result |= {"rope": rope, "frequencies": inverse.copy(), "attention_factor": factor}
     for name, final, pair in zip("qk", (query, key), rotated, strict=True):
         pair = [x if x.shape[2] == length else x.transpose(1, 2) for x in pair]  # heads before the sequence
         before, after = (_placed(final, x, pair[1]).numpy() for x in pair)

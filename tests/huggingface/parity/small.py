@@ -1,44 +1,32 @@
 """Settings that make a small model of each model type, with every kind of layer that it has."""
 
 import torch
+import transformers
 
 from posenc_jax.hf._models import by_model_type
 
 _SIZES = {
     256: "hidden_size adapter_input_size cross_hidden_size hidden_size_global upsample_groups",
     128: "indexer_head_dim",
-    64: "intermediate_size vocab_size intermediate_size_mlp ffn_dim",
-    32: """
-        moe_intermediate_size shared_expert_intermediate_size q_lora_rank kv_lora_rank moe_hidden_size
-        moe_shared_expert_intermediate_size
-    """,
-    16: """
-        linear_head_dim linear_key_head_dim linear_value_head_dim adapter_out_dim audio_vocab_size codebook_dim
-        feature_size vector_quantization_hidden_dimension
-    """,
-    8: "index_topk hidden_size_per_layer_input",
+    64: "intermediate_size vocab_size",
+    32: "moe_intermediate_size",
+    16: "codebook_dim feature_size vector_quantization_hidden_dimension",
+    8: "hidden_size_per_layer_input",
     5: "conv_kernel_size",
-    4: """
-        num_experts num_local_experts n_routed_experts mamba_n_heads indexer_budget mamba_num_heads n_mamba_heads
-        num_filters
-    """,
+    4: "num_experts num_local_experts n_routed_experts mamba_n_heads indexer_budget num_filters",
     2: """
-        num_attention_heads num_key_value_heads num_experts_per_tok index_n_heads linear_num_heads linear_num_key_heads
-        linear_num_value_heads eos_token_id cross_num_key_value_heads hc_count indexer_n_heads n_groups num_quantizers
-        zero_expert_num
+        num_attention_heads num_key_value_heads num_experts_per_tok eos_token_id indexer_n_heads n_groups
+        index_n_heads linear_num_heads linear_num_key_heads linear_num_value_heads swa_num_attention_heads
+        swa_num_key_value_heads
     """,
-    1: """
-        n_group topk_group n_shared_experts num_shared_experts moe_num_shared_experts mamba_n_groups bos_token_id
-        aligner_num_add_layers index_kpool indexer_compress_ratio indexer_kv_heads resampler_depth resampler_heads
-    """,
+    1: "n_group topk_group n_shared_experts bos_token_id index_kpool indexer_compress_ratio indexer_kv_heads",
 }
 COMMON = {name: size for size, names in _SIZES.items() for name in names.split()} | {
     "num_hidden_layers": 6,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 16_384,
     "initializer_range": 0.06,  # 1/√hidden_size: queries and keys of unit scale
     "pad_token_id": 0,
     "attention_multiplier": 0.1,
-    "mamba_d_head": 128,
     "mamba_d_ssm": 512,
     # Small enough to show in a row of eight tokens.
     "sliding_window": 4,
@@ -50,27 +38,16 @@ COMMON = {name: size for size, names in _SIZES.items() for name in names.split()
 }
 
 _YARN = dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=1024, mscale=1.0, mscale_all_dim=0.8)
-_LLAMA4 = _YARN | dict(rope_theta=1e4, llama_4_scaling_beta=0.1)
-_LLAMA3 = dict(
-    rope_type="llama3",
-    rope_theta=5e6,
-    factor=2.0,
-    original_max_position_embeddings=1024,
-    low_freq_factor=1.0,
-    high_freq_factor=32.0,
-)
 _SECTIONS = dict(rope_type="default", partial_rotary_factor=0.5, mrope_section=[8, 12, 12])
 _SLIDING = ["sliding_attention", "full_attention"]
-_TINY = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
-_FLOW = dict(hidden_size=16, num_hidden_layers=1, condition_dim=256, frequency_embedding_size=8)
 
 _V4 = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
 _GROUPS = {
-    "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 sarvam_mla youtu": dict(
-        rope_parameters=_YARN, max_position_embeddings=16_384
-    ),
+    (
+        "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 "
+        "sarvam_mla youtu"
+    ): dict(rope_parameters=_YARN),
     "t5_gemma_module t5gemma2_decoder t5gemma2_text": dict(dropout_rate=0.0),
-    "dots3_note_text": dict(swa_num_attention_heads=2, swa_num_key_value_heads=2),
     "bamba": dict(attn_layer_indices=[1, 4]),
     "chameleon": dict(vocabulary_map={"<image>": 4}),
     "codegen gptj": dict(num_attention_heads=4, hidden_size=512, num_hidden_layers=2, max_position_embeddings=100_001),
@@ -98,18 +75,17 @@ _GROUPS = {
     "hrm_text": dict(num_hidden_layers=2),
     "ernie4_5_vl_moe_text": dict(moe_intermediate_size=[32, 32]),
     "esm": dict(position_embedding_type="rotary"),
-    "evolla EvollaModel": dict(protein_encoder_config=_TINY | dict(vocab_size=16)),
+    "evolla EvollaModel": dict(protein_encoder_config=dict(num_hidden_layers=1)),
     "gemma3n_text": dict(num_hidden_layers=12, num_kv_shared_layers=2),
     "glm4v_text glm_image_text glm_ocr_text": dict(rope_parameters=_SECTIONS),
     "glmasr_encoder lasr_encoder": dict(num_mel_bins=16),
-    "gradium_phonon_tts": dict(flow_head_config=_FLOW),
     "granitemoehybrid": dict(
         num_hidden_layers=2, layer_types=["linear_attention", "full_attention"], position_embedding_type="rope"
     ),
     "hunyuan_v1_dense hunyuan_v1_moe ministral": dict(head_dim=128),
-    "idefics": dict(vision_config=_TINY | dict(embed_dim=16, image_size=8, patch_size=4)),
+    "idefics": dict(vision_config=dict(num_hidden_layers=1)),
     "kyutai_speech_to_text": dict(num_codebooks=2, audio_pad_token_id=192),
-    "mistral_large4_text": dict(rope_parameters=_YARN | dict(rope_theta=1e4), max_position_embeddings=16_384),
+    "mistral_large4_text": dict(rope_parameters=_YARN | dict(rope_theta=1e4)),
     "lfm2_moe": dict(num_hidden_layers=4, layer_types=["conv", "conv", "full_attention", "conv"]),
     "llama4_text": dict(moe_layers=[], floor_scale=2),
     "longcat_flash": dict(num_layers=3),
@@ -122,7 +98,7 @@ _GROUPS = {
         index_local_blocks=0,
         rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5),
     ),
-    "ministral3 mistral4": dict(rope_parameters=_LLAMA4, max_position_embeddings=16_384),
+    "ministral3 mistral4": dict(rope_parameters=_YARN | dict(rope_theta=1e4, llama_4_scaling_beta=0.1)),
     "mllama_text_model": dict(cross_attention_layers=[3]),
     "moonshine": dict(hidden_size=72),
     "moonshine_streaming": dict(num_key_value_heads=2),
@@ -130,36 +106,17 @@ _GROUPS = {
     "muse_glimmer_assistant": dict(target_layer_ids=[0], layer_types=_SLIDING * 3),
     "nemotron3_5_transcribe_word_timestamp": dict(blank_token_id=63),
     "pe_audio_encoder": dict(
-        dac_config=dict(
-            encoder_hidden_size=4,
-            hidden_size=32,
-            downsampling_ratios=[2, 2],
-            codebook_dim=8,
-            n_codebooks=2,
-            codebook_size=16,
-            decoder_hidden_size=16,
-        )
+        dac_config=dict(encoder_hidden_size=4, hidden_size=32, downsampling_ratios=[2, 2], decoder_hidden_size=16)
     ),
-    "phi4_multimodal": dict(
-        vision_config=dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2),
-        audio_config=dict(
-            hidden_size=32,
-            intermediate_size=32,
-            num_blocks=2,
-            num_attention_heads=2,
-            nemo_conv_channels=8,
-            ext_pw_out_channel=32,
-            depthwise_separable_out_channel=32,
-        ),
-    ),
-    "pocket_tts": dict(flow_head_config=_FLOW),
+    "phi4_multimodal": dict(vision_config=dict(num_hidden_layers=2), audio_config=dict(num_blocks=1)),
+    "gradium_phonon_tts pocket_tts": dict(flow_head_config=dict(num_hidden_layers=1, condition_dim=256)),
     "pocket_tts_audio_tokenizer pocket_tts_audio_tokenizer_decoder pocket_tts_audio_tokenizer_encoder": dict(
         num_hidden_layers=2, latent_dim=8
     ),
     "qwen2_5_omni_talker": dict(embedding_size=256),
     # makes no masks for layers with a window; drops it
     "qwen3_omni_moe_talker_code_predictor qwen3_vl_moe_text": dict(sliding_window=None),
-    "qwen3_omni_moe_talker_text": dict(shared_expert_intermediate_size=32),
+    "qwen3_omni_moe_talker_text": dict(shared_expert_intermediate_size=32),  # which its class does not set
     "qwen4_exp_text": dict(
         num_hidden_layers=4,
         rope_parameters=dict(rope_type="default", partial_rotary_factor=0.25, mrope_section=[11, 11, 10]),
@@ -168,7 +125,15 @@ _GROUPS = {
         num_hidden_layers=4,
         layer_types=_SLIDING * 2,
         rope_parameters=dict(
-            full_attention=_LLAMA3 | dict(partial_rotary_factor=0.5),
+            full_attention=dict(
+                rope_type="llama3",
+                rope_theta=5e6,
+                factor=2.0,
+                original_max_position_embeddings=1024,
+                low_freq_factor=1.0,
+                high_freq_factor=32.0,
+                partial_rotary_factor=0.5,
+            ),
             sliding_attention=dict(rope_type="default", rope_theta=1e4),
         ),
     ),
@@ -192,8 +157,10 @@ CLASSES = {
     "t5_gemma_module": "T5GemmaEncoder",
 }
 
-# Types without a model here: those that begin with a model of timm, which sees images.
-OF_VIDEO = {"pe_audio_video_encoder", "pe_video_encoder"}
+# Types without a model here: those that begin with a model of timm, which sees images, and those without a choice of
+# attention functions.
+NOT_RUN = {"pe_audio_video_encoder", "pe_video_encoder", "falcon", "gpt_neox_japanese"}
+NOT_RUN |= {"codegen", "gptj"} if transformers.__version__ == "5.23.0" else set()
 
 
 def _noise(*shape):
@@ -247,8 +214,8 @@ REPEATING = {"HrmTextAttention", "Zamba2Attention"}
 # The number of codebooks of which a token consists.
 CODEBOOKS = {"csm": 32, "dia_decoder": 9, "kyutai_speech_to_text": 3}
 
-# Types whose attention is a method that is told of no factor and scales the scores by itself.
-UNTOLD = {"codegen", "falcon", "gpt_neox_japanese", "gptj", "roformer"}
+# Types with eager attention alone, in a method that scales the scores by itself.
+EAGER = {"roformer"}
 
 # Types that take embeddings, not tokens.
 EMBEDDED = set(
@@ -264,7 +231,7 @@ _INPUTS = {
     "blt_patcher": dict(patch_size=4, threshold=1.3),
     "deepseek_ocr2_encoder": dict(num_patches=3, attention_mask=None),
     "dia_decoder t5gemma2_decoder": dict(encoder_hidden_states=torch.zeros(1, 3, 256)),
-    "idefics": dict(image_encoder_embeddings=torch.zeros(1, 1, 5, 16), image_attention_mask=torch.ones(1, 8, 1)),
+    "idefics": dict(image_encoder_embeddings=torch.zeros(1, 1, 5, 768), image_attention_mask=torch.ones(1, 8, 1)),
     "moonshine": dict(encoder_hidden_states=torch.zeros(1, 3, 72)),
     "moonshine_streaming": dict(encoder_hidden_states=torch.zeros(1, 3, 320)),
     "muse_glimmer_assistant": dict(
@@ -273,16 +240,6 @@ _INPUTS = {
     "voxtral_realtime_text": dict(t_cond=torch.zeros(1, 1, 256)),
 }
 INPUTS = by_model_type(_INPUTS)
-
-# What attends in models without a choice of attention functions, and the choice to make them with; those of GPT-J and
-# CodeGen have one since transformers 5.24.
-ATTENDS = {
-    "codegen": "CodeGenAttention._attn",
-    "falcon": "F.scaled_dot_product_attention",
-    "gpt_neox_japanese": "GPTNeoXJapaneseAttention._attn",
-    "gptj": "GPTJAttention._attn",
-}
-ATTENTIONS = dict.fromkeys(["codegen", "gpt_neox_japanese", "gptj", "roformer"], "eager") | {"falcon": "sdpa"}
 
 # Modules in which queries and keys meet in a product of their own; see also those whose names end in Indexer.
 MULTIPLYING = {"RoFormerSelfAttention"}

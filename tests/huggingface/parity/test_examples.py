@@ -1,7 +1,6 @@
 """Models of `examples/` beside transformers: small random ones, saved by one and read by the other.
 
-- `decoder.py` and `checkpoint.py`: logits in one piece, padded on the left in a chunk and steps with a cache, and packed;
-  all of them also a million positions on, since they depend on offsets alone.
+- `decoder.py` and `checkpoint.py`: logits in one piece, padded on the left in a chunk and steps with a cache, packed.
 - `t5.py`: the features of an encoder, of both perceptrons, under padding.
 """
 
@@ -35,18 +34,14 @@ SIZES = dict(
     eos_token_id=2,
     initializer_range=0.75 / 8,  # scores and logits of order 1
 )
-LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, original_max_position_embeddings=64)
-LLAMA3 |= dict(low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=128)
 YARN |= dict(mscale=1.0, mscale_all_dim=0.8)
 LATENT = dict(kv_lora_rank=20, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, num_key_value_heads=4)
 LATENT |= dict(first_k_dense_replace=3, rope_parameters=YARN)
 CASES = {
-    "llama": dict(rope_parameters=LLAMA3),
-    "llama, biases": dict(attention_bias=True, mlp_bias=True, head_dim=24),
+    "llama": dict(attention_bias=True, mlp_bias=True, head_dim=24),
     "mistral": dict(sliding_window=8),
-    "qwen3": dict(head_dim=24, tie_word_embeddings=True),
-    "qwen3, windows": dict(sliding_window=8, num_hidden_layers=4, use_sliding_window=True, max_window_layers=2),
+    "qwen3": dict(tie_word_embeddings=True, sliding_window=8, use_sliding_window=True, max_window_layers=2),
     "gemma3_text": dict(
         sliding_window=8, num_hidden_layers=14, head_dim=16, query_pre_attn_scalar=24, final_logit_softcapping=5.0
     ),  # two periods and two more
@@ -85,8 +80,7 @@ def theirs(model, tokens, mask, positions):
     return model(**inputs, use_cache=False).logits.numpy()
 
 
-@pytest.mark.parametrize("start", [0, 1_000_000])
-def test_logits_of_a_decoder(models, start):
+def test_logits_of_a_decoder(models):
     model, (graph, state) = models[0], nnx.split(models[1])
 
     @jax.jit
@@ -101,11 +95,11 @@ def test_logits_of_a_decoder(models, start):
     at = np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1))
     whole = theirs(model, TOKENS, 0 * at + 1, at)
     assert 0.3 < whole.std() < 3
-    assert_close(forward(state, TOKENS, start + at, None, 0 * at)[0], whole)
+    assert_close(forward(state, TOKENS, at, None, 0 * at)[0], whole)
 
     positions = np.asarray(pe.positions_from_mask(MASK))
     padded, steps = theirs(model, TOKENS, MASK, np.where(MASK, positions, 0)), [CHUNK, *range(CUT, LENGTH)]
-    placed = np.where(MASK, start + positions, decoder.EMPTY).astype(np.int32)
+    placed = np.where(MASK, positions, decoder.EMPTY).astype(np.int32)
     cache, parts = models[1].new_cache(BATCH, LENGTH, CHUNK), []
     for tokens, p in zip(np.split(TOKENS, steps, 1), np.split(placed, steps, 1), strict=True):
         logits, cache = forward(state, tokens, p, cache)
@@ -116,15 +110,14 @@ def test_logits_of_a_decoder(models, start):
     for i, part in enumerate(PACK):
         ids[:, part] = i
     alone = [theirs(model, TOKENS[:, part], 0 * at[:, part] + 1, at[:, part] - part.start) for part in PACK]
-    packed = forward(state, TOKENS, start + np.asarray(pe.positions_from_segments(ids)), None, ids)[0]
+    packed = forward(state, TOKENS, np.asarray(pe.positions_from_segments(ids)), None, ids)[0]
     assert_close(packed, np.concatenate(alone, 1))
 
 
 @pytest.mark.parametrize("perceptron", ["relu", "gated-gelu"])
-@pytest.mark.parametrize("distance", [40, 128])
-def test_features_of_t5(perceptron, distance):
+def test_features_of_t5(perceptron):
     sizes = dict(vocab_size=50, d_model=24, d_kv=8, d_ff=40, num_layers=3, num_heads=2, feed_forward_proj=perceptron)
-    buckets = dict(relative_attention_num_buckets=16, relative_attention_max_distance=distance)
+    buckets = dict(relative_attention_num_buckets=16, relative_attention_max_distance=40)
     torch.manual_seed(0)
     model = transformers.T5EncoderModel(transformers.T5Config(**sizes, **buckets)).eval()
     tokens, mask = torch.randint(50, (2, 70)), torch.ones(2, 70, dtype=torch.long)
@@ -135,6 +128,5 @@ def test_features_of_t5(perceptron, distance):
         want = model(input_ids=tokens, attention_mask=mask).last_hidden_state.numpy()
     weights, real = {name: x.numpy() for name, x in model.state_dict().items()}, mask.numpy() == 1
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        got, other = (np.asarray(t5.load(weights, 2, d)(tokens.numpy(), mask.numpy())) for d in (distance, 60))
-    assert np.abs(got - want)[real].max() < 1e-5
-    assert np.abs(other - want)[real].max() > 1e-2  # with the buckets of another config
+        got = np.asarray(t5.load(weights, 2, 40)(tokens.numpy(), mask.numpy()))
+    np.testing.assert_allclose(got[real], want[real], rtol=0, atol=1e-5)

@@ -1,15 +1,10 @@
-"""Vision towers beside transformers and timm, where nothing is recorded: configs, composites, and EVA-02."""
+"""Vision towers beside transformers, where nothing is recorded: what a class fills in, and composites."""
 
-import numpy as np
 import pytest
-import torch
 import towers
 from embeddings import config_of
-from timm import layers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-import posenc_jax as pe
-from helpers.closeness import assert_within
 from oracles import recorded
 from posenc_jax.hf import _towers, vision_rotary_from_config
 
@@ -46,14 +41,3 @@ def test_composites():
             assert vision_rotary_from_config({"model_type": name} | without_types(config.to_dict())) == want, name
             read += 1
     assert read > 35
-
-
-@pytest.mark.parametrize("trained", [(3, 5), (4, 4)])
-def test_eva(trained):
-    """Of timm, whose models have no config.json: positions are scaled to the grid that a model was trained on."""
-    x = torch.randn(2, 1, 15, 32)
-    embedding = layers.RotaryEmbeddingCat(32, in_pixels=False, feat_shape=(3, 5), ref_feat_shape=trained)
-    theirs = layers.apply_rot_embed_cat(x, embedding.get_embed())
-    positions = np.float32(pe.grid_positions((3, 5))) * np.float32(trained) / np.float32((3, 5))
-    ours = pe.rotary(x.numpy(), positions, pe.axial(32, 2), layout="interleaved", head_axis=-3)
-    assert_within(ours, theirs.numpy(), 1e-5, against="timm")

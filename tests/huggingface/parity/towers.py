@@ -1,7 +1,7 @@
 """Small vision towers of every type, run forward: queries and keys at rest and moved, and rows of learned tables.
 
-The attention that records returns zeros. A pass at rest, in which all cosines are 1 and all sines 0, records queries and
-keys before their rotation; a second pass records them after it.
+The attention that records returns zeros. A pass at rest, in which all cosines are 1 and all sines 0, records queries
+and keys before their rotation; a second pass records them after it.
 """
 
 import contextlib

@@ -40,7 +40,7 @@ def diffusers_timesteps(case):
 
 
 def diffusers_rotations(case):
-    """By the cosines and sines, or the phases, that each model's own code makes for a grid; vectors (patches, width)."""
+    """By the cosines and sines, or the phases, that each model's code makes for a grid; vectors (patches, width)."""
     from diffusers.models import embeddings
 
     model, positions, video = case["model"], torch.tensor(case["positions"]), torch.zeros(1, 1, 2, 6, 10)
@@ -52,14 +52,11 @@ def diffusers_rotations(case):
         freqs = diffusing("hunyuan_video").HunyuanVideoRotaryPosEmbed(2, 1, [4, 6, 6], 256.0)(video)
     elif model == "lumina":
         freqs = embeddings.get_2d_rotary_pos_embed_lumina(16, 3, 5).reshape(1, 15, 8)
-    elif model == "lumina2":
-        embedding = diffusing("lumina2").Lumina2RotaryPosEmbed(10_000, [4, 6, 6], [30, 30, 30])
-        freqs = embedding._get_freqs_cis(positions[None])
     else:  # CogVideoX, a slice of a larger grid or its crop
         crop = ((0, 2), (6, 12)) if positions.is_floating_point() else None
         options = {} if crop else {"grid_type": "slice", "max_size": (8, 8)}
         freqs = embeddings.get_3d_rotary_pos_embed(16, crop, (3, 5), 2, **options)
-    x, real = floats(case["x"])[None, :, None], not model.startswith("lumina")
+    x, real = floats(case["x"])[None, :, None], model != "lumina"
     return {"rotated": embeddings.apply_rotary_emb(x, freqs, use_real=real, sequence_dim=1)[0, :, 0]}
 
 
@@ -100,7 +97,7 @@ def by_hunyuan(case, positions, x, width):
 
 
 def drawn_patches(case):
-    """The coordinates of 2 × 3 patches, as drawn; `draws` are from −1 to 1, for the shift, the jitter and the rescaling."""
+    """The coordinates of 2 × 3 patches, as drawn; `draws` are from −1 to 1, for shift, jitter and rescaling."""
     dino, sizes = modeling("dinov3_vit"), {"shift": 2, "jitter": 2, "rescale": 1}
     limits = {name: case[name] for name in sizes if name in case}
     centres = dino.get_patches_center_coordinates(2, 3, torch.float32, torch.device("cpu"))
@@ -127,9 +124,6 @@ def pope(case):
 
 # Grids, and learned tables of another size
 
-PATCH = 2
-MODES = {"linear": "bilinear", "cubic": "bicubic", "torch_cubic": "bicubic"}
-
 
 def timm_grids(case):
     from timm.layers import build_sincos2d_pos_embed
@@ -145,11 +139,9 @@ def timm_resized(case):
 
 
 def torch_resized(case):
-    """By a model of transformers, or by torch: `grid_sample` where rows outside are zeros, else `interpolate`."""
-    table, new = torch.tensor(case["table"]).reshape(*case["old"], -1), case["new"]
-    if case["model"] != "torch":
-        return {"resized": interpolated(case["model"], table, new).flatten()}
-    channels, mode, aligned = table.permute(2, 0, 1)[None], MODES[case["method"]], case.get("align_corners", False)
+    """By `grid_sample` where rows outside are zeros, else by `interpolate`."""
+    channels, new = torch.tensor(case["table"]).reshape(*case["old"], -1).permute(2, 0, 1)[None], case["new"]
+    mode, aligned = "bilinear" if case["method"] == "linear" else "bicubic", case.get("align_corners", False)
     if case.get("zeros_outside"):  # at the places of `interpolate`, in the units of `grid_sample`
         y, x = (torch.linspace(-1, 1, n) if aligned else (2 * torch.arange(n) + 1) / n - 1 for n in new)
         places = torch.stack([x[None, :].expand(*new), y[:, None].expand(*new)], -1)[None]
@@ -157,16 +149,3 @@ def torch_resized(case):
     else:
         resized = functional.interpolate(channels, new, mode=mode, align_corners=aligned, antialias=case["antialias"])
     return {"resized": resized[0].permute(1, 2, 0).flatten()}
-
-
-@torch.no_grad()
-def interpolated(name, table, new):
-    """What the embeddings of a model make of a square table for an image of `new` patches."""
-    title, (side, _, width) = {"vit": "ViT"}.get(name, name.title().replace("_", "")), table.shape
-    sizes = dict(image_size=PATCH * side, patch_size=PATCH, hidden_size=width, num_attention_heads=1)
-    embeddings = getattr(modeling(name), f"{title}Embeddings")(getattr(transformers, f"{title}Config")(**sizes))
-    leading = embeddings.position_embeddings.shape[1] - side * side
-    whole = torch.cat([torch.zeros(leading, width), table.reshape(-1, width)])[None]
-    embeddings.position_embeddings = torch.nn.Parameter(whole)
-    tokens = torch.zeros(1, leading + int(np.prod(new)), width)
-    return embeddings.interpolate_pos_encoding(tokens, PATCH * new[0], PATCH * new[1])[0, leading:]
