@@ -1,11 +1,13 @@
-"""Each block of a page runs from what a reader sees: the blocks before it, without folds left closed or other tabs."""
+"""Each block of a page runs from what a reader sees: the blocks before it, without folds left closed or other tabs.
+
+`nox -s docs` runs all blocks of a page in one namespace, so it does not find what a reader lacks.
+"""
 
 import builtins
 import dis
 import doctest
 import importlib
 import inspect
-import itertools
 import re
 import textwrap
 from typing import NamedTuple
@@ -14,7 +16,6 @@ import pytest
 
 from helpers.pages import ROOT, program
 
-folding, outputs = program("folding"), program("outputs")
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
 PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "conformance/README.md")}
 HEAD, *RECIPES = re.split(r"^(?=## )", PAGES.pop("docs/recipes.md"), flags=re.MULTILINE)
@@ -28,33 +29,28 @@ PART = re.compile(
 
 
 class Block(NamedTuple):
-    """A block of Python: the closed folds and the tabs around it; whether it checks others, and needs a newer Flax."""
+    """A block of Python, the closed folds and the tabs around it, and whether it checks other blocks."""
 
     code: str
-    folds: frozenset[int]
-    tabs: frozenset[str]
+    folds: set[int]
+    tabs: set[str]
     checks: bool
-    new_flax: bool
 
 
 def blocks_of(markdown: str) -> list[Block]:
     """The blocks of a page as it is shown: assertions folded away, unless it says that they are shown."""
     if not re.match(r"---\n(?:.*\n)*?assertions: shown\n", markdown):
-        markdown = folding.fold(markdown)
+        markdown = program("folding").fold(markdown)
     around, blocks = [], []
     for part in PART.finditer(markdown):
         around = [outer for outer in around if len(outer["indent"]) < len(part["indent"])]
         if part["opens"]:
             around.append(part)
         elif part["code"] is not None and re.search(r"\bpython\b", part["language"]):
-            code = textwrap.dedent(part["code"])
             closed = [outer for outer in around if outer["opens"] == "???"]
+            tabs = {outer["title"] for outer in around if outer["opens"] == "==="}
             checks = any(outer["type"] == "success" for outer in closed)
-            # The check of a block is folded away from the line that says what the block needs.
-            new_flax = bool(outputs.NEEDS.match(code)) or (checks and blocks[-1].new_flax)
-            folds = frozenset(outer.start() for outer in closed)
-            tabs = frozenset(outer["title"] for outer in around if outer["opens"] == "===")
-            blocks.append(Block(code, folds, tabs, checks, new_flax))
+            blocks.append(Block(textwrap.dedent(part["code"]), {outer.start() for outer in closed}, tabs, checks))
     return blocks
 
 
@@ -93,26 +89,22 @@ def names(source: str) -> tuple[set[str], dict[str, str]]:
 def lacking(markdown: str) -> set[str]:
     """What blocks read and readers do not have, or have of another block than the build of the page, which runs all.
 
-    A reader follows one tab, opens the folds around a block and no others, and may have an older Flax. Checks stand
-    apart: they may compare tabs.
+    A reader follows one tab, and opens the folds around a block and no others. Checks stand apart: they may compare tabs.
     """
     blocks, found = blocks_of(markdown), set()
     of_blocks = [names(block.code) for block in blocks]
-    for tab, new_flax in itertools.product({"", *(tab for block in blocks for tab in block.tabs)}, (True, False)):
+    for tab in {"", *(tab for block in blocks for tab in block.tabs)}:
         for i, block in enumerate(blocks):
-            if (block.tabs and tab not in block.tabs) or block.new_flax > new_flax:
+            if block.tabs and tab not in block.tabs:
                 continue
             built, seen = {}, {}
             for j, earlier in enumerate(blocks[:i]):
-                if earlier.new_flax > new_flax:
-                    continue
                 bound = {name: imported or j for name, imported in of_blocks[j][1].items()}
                 built |= bound
                 if earlier.folds <= block.folds and (not earlier.tabs or tab in earlier.tabs or block.checks):
                     seen |= bound
-            found |= {
-                f"block {i + 1}: {name}" for name in of_blocks[i][0] if name not in seen or seen[name] != built[name]
-            }
+            lost = {name for name in of_blocks[i][0] if name not in seen or seen[name] != built[name]}
+            found |= {f"block {i + 1}: {name}" for name in lost}
     return found
 
 
@@ -122,13 +114,13 @@ def test_each_block_runs_from_what_stands_visibly_before_it(page):
 
 
 def test_each_example_of_the_reference_runs_by_itself():
-    modules = [
-        importlib.import_module(f"posenc_jax{name}") for name in ("", ".nnx", ".linen", ".hf", ".kernels", ".plot")
-    ]
-    public = {f"{module.__name__}.{name}": getattr(module, name) for module in modules for name in module.__all__}
-    for name, value in dict(public).items():
-        members = vars(value).items() if inspect.isclass(value) else ()
-        public |= {f"{name}.{member}": v for member, v in members if not member.startswith("_")}
-    examples = {name: doctest.DocTestParser().get_examples(inspect.getdoc(v) or "") for name, v in public.items()}
-    code = {name: "".join(example.source for example in found) for name, found in examples.items() if found}
-    assert code and {name: read for name in code if (read := names(code[name])[0])} == {}
+    public = {}
+    for module in ("", ".nnx", ".linen", ".hf", ".kernels", ".plot"):
+        module = importlib.import_module(f"posenc_jax{module}")
+        for name in module.__all__:
+            value = getattr(module, name)
+            members = {k: v for k, v in vars(value).items() if k[0] != "_"} if inspect.isclass(value) else {}
+            public |= {f"{module.__name__}.{name}.{member}": v for member, v in ({"": value} | members).items()}
+    for name, value in public.items():
+        examples = doctest.DocTestParser().get_examples(inspect.getdoc(value) or "")
+        assert names("".join(example.source for example in examples))[0] == set(), name

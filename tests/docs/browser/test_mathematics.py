@@ -30,7 +30,7 @@ def posenc(browser):
     page.close()
 
 
-@pytest.mark.parametrize(("d", "base"), [(64, 10_000), (8, 10_000), (128, 500_000), (4, 10)])
+@pytest.mark.parametrize(("d", "base"), [(8, 10_000), (128, 500_000)])
 def test_frequencies(posenc, d, base):
     """In units of 2⁻¹²⁸ turn; what follows from them, the explorer's numbers show."""
     turns = map(int, posenc("turns.map(String)", d, base))
@@ -54,7 +54,7 @@ def test_grids(posenc):
 @pytest.mark.parametrize("name", SCALINGS)
 def test_scalings(posenc, name):
     assert posenc("Object.keys(posenc.scalings)") == list(SCALINGS)
-    for given in ((64, 10_000, 8, 8192), (128, 500_000, 32, 4096), (8, 100, 1, 512), (128, 10_000_000, 64, 131_072)):
+    for given in ((64, 10_000, 8, 8192), (128, 500_000, 32, 4096), (8, 100, 1, 512)):
         settings = dict(zip(("d", "base", "factor", "original"), given, strict=True))
         got, want = posenc("posenc.scalings[given[0]](given[1])", name, settings), SCALINGS[name](*given)
         np.testing.assert_allclose(got["omega"], want.angular, rtol=1e-12)
