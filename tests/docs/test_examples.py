@@ -45,11 +45,3 @@ def test_a_vit_with_sinusoids_learns_sides_and_keeps_them_at_another_resolution(
     model, _ = vit.train("sincos", 150)
     assert vit.correct(model, *vit.made_images(RNG, 400, (5, 5))) > 0.9
     assert vit.correct(model, *vit.made_images(RNG, 400, (8, 5))) > 0.65
-
-
-@pytest.mark.slow
-def test_t5_shares_one_table_and_learns_what_stood_before(example):
-    t5 = example("t5")
-    model, _ = t5.train(150)
-    assert [path for path, _ in nnx.to_flat_state(nnx.state(model)) if "bias" in path] == [("bias", "embedding")]
-    assert t5.correct(model, RNG.integers(32, size=(16, 16))) > 0.95

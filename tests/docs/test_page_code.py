@@ -1,11 +1,11 @@
-"""Code that pages hand to a reader and do not prove themselves, run at settings of its own; and README as it stands.
+"""Code that pages hand to a reader and do not prove themselves, run at settings of its own.
 
-`nox -s docs` runs each block at the page's settings and so its assertions. Here a function without one is compared with
-float64 NumPy (oracles), or with what the authors' own code computed (oracles/recorded).
+`nox -s docs` runs each block at the page's settings with its assertions, and `nox -s package` those of README. Here a
+function without an assertion is compared with float64 NumPy (oracles), or with what the authors' own code computed
+(oracles/recorded).
 """
 
 import functools
-import re
 import types
 
 import jax
@@ -64,6 +64,9 @@ def sinusoids(positions, width=WIDTH):
 
 def causal(q, k, v, **options):
     return attention.dense(q, k, v, seen=attention.may_see(COUNTED, COUNTED, causal=True), **options).y
+
+
+WHOLE = causal(rotated(Q, COUNTED), rotated(K, COUNTED), V)
 
 
 def float32s(*shape):
@@ -158,27 +161,25 @@ def test_attention_in_plain_jax():
 
 
 def test_a_sliding_cache_behind_sinks():
-    sinks, recent, steps = 3, 5, 40
-    step = recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent)
-    q, k, v = float32s(3, steps, 1, 1, 2, WIDTH)
-    cache = (np.zeros((1, sinks + recent, 2, WIDTH), np.float32),) * 2
-    tokens = q, k, v, np.arange(steps, dtype=np.int32)
-    _, outputs = jax.lax.scan(lambda cache, token: step(cache, *token), cache, tokens)
-    for n, got in enumerate(np.asarray(outputs)):
+    sinks, recent = 2, 3
+    step = jax.jit(recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
+    cache = tuple(np.zeros((2, BATCH, sinks + recent, HEADS, WIDTH), np.float32))
+    for n in range(SEQ):
+        cache, out = step(cache, *(x[:, n : n + 1] for x in (Q, K, V)), n)
         kept = [*range(min(sinks, n + 1)), *range(max(sinks, n + 1 - recent), n + 1)]
         places = np.arange(len(kept))
-        want = attention.dense(rotated(q[n, 0], places[-1:]), rotated(k[kept, 0, 0], places), v[kept, 0, 0]).y
-        assert_within(got[0], want, 1e-5, against=f"float64, step {n}")
+        want = attention.dense(rotated(Q[:, n : n + 1], places[-1:]), rotated(K[:, kept], places), V[:, kept]).y
+        assert_within(out, want, 1e-5, against=f"float64, step {n}")
 
 
 def test_a_paged_cache_of_rows_at_different_positions():
     step, cache = jax.jit(recipe("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH)),) * 2
-    want, rows = causal(rotated(Q, COUNTED), rotated(K, COUNTED), V), np.arange(BATCH)
+    rows = np.arange(BATCH)
     for n in range(SEQ):
         at = np.array([n, max(n - 1, 0)])  # the second row is a token behind
         token = (x[rows, at][:, None] for x in (Q, K, V))
         cache, out = step(cache, np.array([[5, 0, 3], [2, 4, 1]]), *token, at)
-        assert_within(np.asarray(out)[:, 0], want[rows, at], 3e-6, against=f"float64, token {n}")
+        assert_within(out[:, 0], WHOLE[rows, at], 3e-6, against=f"float64, token {n}")
 
 
 def test_decoding_with_m_rope():
@@ -210,8 +211,8 @@ def test_cameras_of_a_layer():
 # recipes.md, dimensions.md: beside the authors' code
 
 
-def recorded_case(file, key, name, number=0):
-    case = [case for case in recorded.cases(file) if case[key] == name][number]
+def recorded_case(file, key, name):
+    case, *_ = (case for case in recorded.cases(file) if case[key] == name)
     return {key: np.array(x) if isinstance(x, list) else x for key, x in case.items()}
 
 
@@ -221,10 +222,9 @@ def test_fope(name):
     f, x = pe.geometric(16, case["base"]), np.float32(np.moveaxis(case["x"], 1, 2))  # batch, seq, heads, head_dim
     waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
     mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
-    cos_sin, group = pe.CosSin(*mixed, columns="pair"), np.stack([x, x], 3)  # two query heads for each key head
-    want = np.moveaxis(case["rotated"], 1, 2)
-    assert_within(pe.rotary(x, cos_sin=cos_sin, head_axis=None), want, 3e-6)
-    assert_within(pe.rotary(group, cos_sin=cos_sin, head_axis=-2)[:, :, :, 1], want, 3e-6)
+    group = np.stack([x, x], 3)  # two query heads for each key head
+    got = pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
+    assert_within(got[:, :, :, 1], np.moveaxis(case["rotated"], 1, 2), 3e-6)
 
 
 def test_selective_rope():
@@ -235,13 +235,12 @@ def test_selective_rope():
         assert_within(x, case[name], 5e-6)
 
 
-@pytest.mark.parametrize("number", range(2))
-def test_jittered_coordinates(number):
+def test_jittered_coordinates():
     """With the numbers that torch drew in place of JAX's."""
-    case = recorded_case("turns", "model", "dinov3_vit", number)
+    case = recorded_case("turns", "model", "dinov3_vit")
     random = types.SimpleNamespace(uniform=lambda *_, **__: np.float32(case["draws"]))
     drawn = recipe("drawn", jax=types.SimpleNamespace(random=random))
-    got = drawn(None, np.float32(case["positions"]), case.get("shift", 0), case.get("jitter", 1), case["rescale"])
+    got = drawn(None, np.float32(case["positions"]), case["shift"], case["jitter"], case["rescale"])
     assert_within(got, case["moved"], 1e-6)
 
 
@@ -289,14 +288,8 @@ def test_self_extend():
     assert_within(got, want, 2e-5)
 
 
-@pytest.mark.slow
-def test_readme_decodes_what_the_whole_sequence_gives():
-    names = {}
-    for block in re.findall(r"```python\n(.*?)```", pages.text_of("README.md"), flags=re.DOTALL):
-        exec(block, names)
-    keys = jnp.concatenate([names["prompt"], names["token"]], axis=1)
-    queries = jnp.broadcast_to(names["query"], (2, 101, 32, 128))
-    turned = (pe.rotary(x, None, names["spectrum"], head_axis=-2) for x in (queries, keys))
-    whole = jax.nn.dot_product_attention(*turned, keys, is_causal=True)
-    assert_within(names["out"], whole[:, -1:], 0.02)
-    assert names["layer"](np.ones((1, 3, 512), np.float32)).shape == (1, 3, 512)
+def test_decoding_of_readme():
+    decode, caches = of_page("README.md", "decode", spectrum=SPECTRUM), jnp.zeros((2, BATCH, SEQ, HEADS, WIDTH))
+    for p in range(3):
+        out, *caches = decode(*(x[:, p : p + 1] for x in (Q, K, V)), *caches, p)
+        assert_within(out[:, 0], WHOLE[:, p], 3e-6)

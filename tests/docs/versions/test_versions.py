@@ -46,9 +46,6 @@ def test_the_selector_leads_to_the_other_version():
             assert start in page.locator(".md-version__current").inner_text()
             page.locator(".md-version__current").focus()
             page.locator(".md-version__link", has_text=other).click()
-            page.wait_for_url(f"{origin}/{other}/**")
-            assert other in page.locator(".md-version__current").inner_text()
-            # The same page, not the first.
-            assert page.url == f"{origin}/{other}/rope.html"
+            page.wait_for_url(f"{origin}/{other}/rope.html")  # the same page, not the first
         chromium.close()
     assert faults == []
