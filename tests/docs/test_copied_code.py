@@ -1,134 +1,82 @@
-"""Each block of a page runs from what a reader sees: the blocks before it, without folds left closed or other tabs."""
+"""Each block of a page runs from what a reader sees: the blocks before it, without folds left closed or other tabs.
+
+`nox -s docs` runs all blocks of a page in one namespace, so it does not find what a reader lacks.
+"""
 
 import builtins
 import dis
 import doctest
 import importlib
 import inspect
-import itertools
 import re
 import textwrap
-from typing import NamedTuple
 
 import pytest
 
-from helpers.pages import ROOT, program
+from helpers.pages import ROOT, program, text_of
 
-folding, outputs = program("folding"), program("outputs")
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
-PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "conformance/README.md")}
+PAGES |= {name: text_of(name) for name in ("README.md", "conformance/README.md")}
 HEAD, *RECIPES = re.split(r"^(?=## )", PAGES.pop("docs/recipes.md"), flags=re.MULTILINE)
 PAGES |= {recipe.partition("\n")[0]: HEAD + recipe for recipe in RECIPES}  # each needs the first lines alone
 # A block of code, what opens a fold, a tab or a box, or a line of text.
 PART = re.compile(
     r"^(?P<indent> *)(?:```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```"
-    r'|(?P<opens>\?\?\?\+?|===|!!!)(?: (?P<type>\w+))?(?: "(?P<title>[^\n]*)")?|\S[^\n]*)$',
+    r'|(?P<opens>\?\?\?\+?|===|!!!)(?: \w+)?(?: "(?P<title>[^\n]*)")?|\S[^\n]*)$',
     flags=re.MULTILINE | re.DOTALL,
 )
 
 
-class Block(NamedTuple):
-    """A block of Python: the closed folds and the tabs around it; whether it checks others, and needs a newer Flax."""
-
-    code: str
-    folds: frozenset[int]
-    tabs: frozenset[str]
-    checks: bool
-    new_flax: bool
-
-
-def blocks_of(markdown: str) -> list[Block]:
-    """The blocks of a page as it is shown: assertions folded away, unless it says that they are shown."""
-    if not re.match(r"---\n(?:.*\n)*?assertions: shown\n", markdown):
-        markdown = folding.fold(markdown)
+def blocks_of(markdown: str) -> list[tuple[str, set[int], set[str]]]:
+    """The blocks of a page as it is shown, assertions folded away; of each, its code, its closed folds and its tabs."""
     around, blocks = [], []
-    for part in PART.finditer(markdown):
+    for part in PART.finditer(program("folding").fold(markdown)):
         around = [outer for outer in around if len(outer["indent"]) < len(part["indent"])]
         if part["opens"]:
             around.append(part)
         elif part["code"] is not None and re.search(r"\bpython\b", part["language"]):
-            code = textwrap.dedent(part["code"])
-            closed = [outer for outer in around if outer["opens"] == "???"]
-            checks = any(outer["type"] == "success" for outer in closed)
-            # The check of a block is folded away from the line that says what the block needs.
-            new_flax = bool(outputs.NEEDS.match(code)) or (checks and blocks[-1].new_flax)
-            folds = frozenset(outer.start() for outer in closed)
-            tabs = frozenset(outer["title"] for outer in around if outer["opens"] == "===")
-            blocks.append(Block(code, folds, tabs, checks, new_flax))
+            folds = {outer.start() for outer in around if outer["opens"] == "???"}
+            tabs = {outer["title"] for outer in around if outer["opens"] == "==="}
+            blocks.append((textwrap.dedent(part["code"]), folds, tabs))
     return blocks
 
 
-def names(source: str) -> tuple[set[str], dict[str, str]]:
-    """What a block reads of the blocks before it; and what it leaves to those after it, with what an import imported.
+def lacking(source: str) -> set[str]:
+    """The names that code reads and does not define before. The body of a function counts at the end: it runs later."""
+    lacks, bound, functions = set(), {*dir(builtins), "__annotations__"}, []
 
-    Statements count in their order. The body of a function counts at the end of the block: it runs when it is called.
-    """
-    read, bound, functions = set(), {}, []
-    known = {*dir(builtins), "__annotations__"}
-
-    def visit(code, top=False):
-        local, imported = set(), ""
+    def visit(code, local):
         for step in dis.get_instructions(code):
             if inspect.iscode(step.argval):
                 if step.argval.co_flags & inspect.CO_OPTIMIZED:
                     functions.append(step.argval)
                 else:  # the body of a class
-                    visit(step.argval)
-            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL") and step.argval not in known | local | bound.keys():
-                read.add(step.argval)
+                    visit(step.argval, set())
+            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL") and step.argval not in bound | local:
+                lacks.add(step.argval)
             elif step.opname == "STORE_NAME":
-                if top:
-                    bound[step.argval] = imported
                 local.add(step.argval)
-                imported = ""
-            elif step.opname.startswith("IMPORT_"):
-                imported = f"{imported}.{step.argval}"
 
-    visit(compile(source, "block", "exec"), top=True)
+    visit(compile(source, "block", "exec"), bound)
     while functions:
-        visit(functions.pop())
-    return read, bound
-
-
-def lacking(markdown: str) -> set[str]:
-    """What blocks read and readers do not have, or have of another block than the build of the page, which runs all.
-
-    A reader follows one tab, opens the folds around a block and no others, and may have an older Flax. Checks stand
-    apart: they may compare tabs.
-    """
-    blocks, found = blocks_of(markdown), set()
-    of_blocks = [names(block.code) for block in blocks]
-    for tab, new_flax in itertools.product({"", *(tab for block in blocks for tab in block.tabs)}, (True, False)):
-        for i, block in enumerate(blocks):
-            if (block.tabs and tab not in block.tabs) or block.new_flax > new_flax:
-                continue
-            built, seen = {}, {}
-            for j, earlier in enumerate(blocks[:i]):
-                if earlier.new_flax > new_flax:
-                    continue
-                bound = {name: imported or j for name, imported in of_blocks[j][1].items()}
-                built |= bound
-                if earlier.folds <= block.folds and (not earlier.tabs or tab in earlier.tabs or block.checks):
-                    seen |= bound
-            found |= {
-                f"block {i + 1}: {name}" for name in of_blocks[i][0] if name not in seen or seen[name] != built[name]
-            }
-    return found
+        visit(functions.pop(), set())
+    return lacks
 
 
 @pytest.mark.parametrize("page", sorted(name for name, text in PAGES.items() if "python" in text))
 def test_each_block_runs_from_what_stands_visibly_before_it(page):
-    assert lacking(PAGES[page]) == set()
+    """A reader follows one tab and opens the folds around a block; what is folded may compare tabs."""
+    blocks = blocks_of(PAGES[page])
+    for tab in {"", *(tab for *_, tabs in blocks for tab in tabs)}:
+        for n, (code, folds, tabs) in enumerate(blocks):
+            if not tabs or tab in tabs:
+                seen = [c for c, f, t in blocks[:n] if f <= folds and (not t or tab in t or folds)]
+                assert lacking("\n".join([*seen, code])) == set(), code
 
 
 def test_each_example_of_the_reference_runs_by_itself():
-    modules = [
-        importlib.import_module(f"posenc_jax{name}") for name in ("", ".nnx", ".linen", ".hf", ".kernels", ".plot")
-    ]
-    public = {f"{module.__name__}.{name}": getattr(module, name) for module in modules for name in module.__all__}
-    for name, value in dict(public).items():
-        members = vars(value).items() if inspect.isclass(value) else ()
-        public |= {f"{name}.{member}": v for member, v in members if not member.startswith("_")}
-    examples = {name: doctest.DocTestParser().get_examples(inspect.getdoc(v) or "") for name, v in public.items()}
-    code = {name: "".join(example.source for example in found) for name, found in examples.items() if found}
-    assert code and {name: read for name in code if (read := names(code[name])[0])} == {}
+    for module in ("", ".nnx", ".linen", ".hf", ".kernels", ".plot"):
+        module = importlib.import_module(f"posenc_jax{module}")
+        for name in module.__all__:
+            for found in doctest.DocTestFinder().find(getattr(module, name), name):
+                assert lacking("".join(example.source for example in found.examples)) == set(), found.name

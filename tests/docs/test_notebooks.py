@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from helpers.pages import program, text_of
+from helpers.pages import program
 
 PAGE = """# Title { #title }
 
@@ -53,19 +53,15 @@ def cells(tmp_path, monkeypatch):
     page.write_text(PAGE, encoding="utf-8")
     monkeypatch.setattr(notebooks, "DOCS", tmp_path)
     monkeypatch.setattr(notebooks, "INCLUDES", tmp_path)
-    monkeypatch.delenv("REPO_URL", raising=False)
-
-    def cells(site):
-        monkeypatch.setenv("SITE_URL", site)
-        return notebooks.notebook(page)["cells"]
-
-    return cells
+    monkeypatch.setenv("SITE_URL", "https://example.org/pe/")
+    return notebooks.notebook(page)["cells"]
 
 
 def test_a_page_as_a_notebook(cells):
-    title, install, text, one, tab, two, rest = cells("")
+    title, install, text, one, tab, two, rest = cells
     assert title["source"] == "# Title" and "\n# %pip install" in install["source"]
-    assert text["source"] == "Text with [a link](rope.ipynb), another, one below and $x_{.5}$."
+    other = "[another](https://example.org/pe/choose.html?d=8#row)"
+    assert text["source"] == f"Text with [a link](rope.ipynb), {other}, one below and $x_{{.5}}$."
     printed, drawn = one["outputs"]
     assert one["source"] == "print(1)" and printed["text"] == "1\n"
     assert drawn["data"]["image/svg+xml"] == "<svg style=\"background: white\" width='1'></svg>"
@@ -73,12 +69,3 @@ def test_a_page_as_a_notebook(cells):
     assert re.fullmatch(
         r"After it\.\n\n!\[A figure\]\(data:image/svg\+xml;base64,[\w+/=]+\)\n+```python\nnot_run\n```", rest["source"]
     )
-
-
-def test_links_lead_to_the_site_where_it_is(cells):
-    assert "[another](https://example.org/pe/choose.html?d=8#row)" in cells("https://example.org/pe/")[2]["source"]
-
-
-def test_each_notebook_is_listed():
-    names = sorted(path.stem for path in program("notebooks").pages())
-    assert sorted(re.findall(r"\(\.\./downloads/(\w+)\.ipynb\)", text_of("docs/notebooks/index.md"))) == names

@@ -1,6 +1,8 @@
-"""Code that pages hand to a reader and do not prove themselves, run at other settings than the page's.
+"""Code that pages hand to a reader and do not prove themselves, run at settings of its own.
 
-Expected values are float64 NumPy's (oracles), or what the authors' own code computed (oracles/recorded).
+`nox -s docs` runs each block at the page's settings with its assertions, and `nox -s package` those of README. Here a
+function without an assertion is compared with float64 NumPy (oracles), or with what the authors' own code computed
+(oracles/recorded).
 """
 
 import functools
@@ -15,7 +17,7 @@ from flax import nnx
 import posenc_jax as pe
 from helpers import pages
 from helpers.closeness import assert_within
-from oracles import attention, cameras, encodings, recorded, rotations, spectra
+from oracles import attention, cameras, encodings, recorded, rotations
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
 
@@ -25,10 +27,7 @@ SPECTRUM = pe.geometric(WIDTH, BASE)
 COUNTED = np.arange(SEQ)
 PLACES = RNG.integers(0, 800, (BATCH, SEQ)).astype(np.int32)
 Q, K, V = RNG.normal(size=(3, BATCH, SEQ, HEADS, WIDTH)).astype(np.float32)
-X = Q[:, :, 0]  # (batch, seq, features)
-TABLE = RNG.normal(size=(800, WIDTH)).astype(np.float32)
 NAMES = {"pe": pe, "jax": jax, "jnp": jnp, "np": np, "nnx": nnx, "functools": functools}
-NAMES |= {"RotaryEncoding": RotaryEncoding, "positional_attention": positional_attention}
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +36,9 @@ def as_a_user_runs_them():
         yield
 
 
-def of_page(page, name, changes=(), **names):
-    """A function of a page; `changes` are pairs of a text in its code and another, `names` what it finds around it."""
-    code = pages.definition(page, name)
-    for old, new in changes:
-        assert code.count(old) == 1, old
-        code = code.replace(old, new)
-    return pages.run(code, NAMES | names)[name.partition("(")[0]]
+def of_page(page, name, **names):
+    """A function of a page; `names` is what it finds around it."""
+    return pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]]
 
 
 recipe = functools.partial(of_page, "docs/recipes.md")
@@ -62,13 +57,16 @@ def rotated(x, positions, layout="half"):
     return rotations.rotate_by(x, positions[..., None, None] * omega(WIDTH, BASE), layout)
 
 
-def sinusoids(positions, layout="interleaved"):
-    phases = positions[..., None] * omega(WIDTH, 1e4)
-    return rotations.features(np.sin(phases), np.cos(phases), layout)
+def sinusoids(positions, width=WIDTH):
+    phases = positions[..., None] * omega(width, 1e4)
+    return rotations.features(np.sin(phases), np.cos(phases), "interleaved")
 
 
 def causal(q, k, v, **options):
     return attention.dense(q, k, v, seen=attention.may_see(COUNTED, COUNTED, causal=True), **options).y
+
+
+WHOLE = causal(rotated(Q, COUNTED), rotated(K, COUNTED), V)
 
 
 def float32s(*shape):
@@ -77,59 +75,51 @@ def float32s(*shape):
 
 # recipes.md: what replaces a line of other code
 
+X, TABLE = Q[:, :, 0], float32s(800, WIDTH)  # X: (batch, seq, features)
 ANGLES = PLACES[..., None] * omega(WIDTH, BASE)
 COS, SIN = (np.float32(np.tile(wave, 2)) for wave in (np.cos(ANGLES), np.sin(ANGLES)))
-HEADS_FIRST, OF_HEADS_FIRST = (x.swapaxes(1, 2) for x in (Q, rotated(Q, PLACES)))
+HEADS_FIRST = Q.swapaxes(1, 2), rotated(Q, PLACES).swapaxes(1, 2)
 ODD, PHASES = np.pad(X, [(0, 0), (0, 0), (0, 1)]), COUNTED[:, None] * 1e4 ** -np.linspace(0, 1, WIDTH // 2)
 SIGNAL = np.hstack([np.sin(PHASES), np.cos(PHASES), np.zeros((SEQ, 1))])
-# For each row of the table: x, what comes out, and what is called with the value of the row's code.
-COMING_FROM = {
-    "`nnx.RoPE(theta)`": (X, rotated(Q, COUNTED)[:, :, 0], lambda rope: rope(X)),
-    "`rope(x, positions)`, x (…, seq, head_dim)": (X, rotated(Q, PLACES)[:, :, 0]),
-    "`partial(nnx.dot_product_attention_with_rope, rope=rope)`": (
-        X,
-        attention.dense(rotated(Q, COUNTED), rotated(K, COUNTED), V).y,
-        lambda attend: attend(Q, K, V),
-    ),
-    "the same, with `input_positions`": (
+# For each row of the table, in its order: x, what comes out, and what is called with the value of the row's code.
+REPLACED = [
+    (X, rotated(Q, COUNTED)[:, :, 0], lambda rope: rope(X)),
+    (X, rotated(Q, PLACES)[:, :, 0]),
+    (X, attention.dense(rotated(Q, COUNTED), rotated(K, COUNTED), V).y, lambda attend: attend(Q, K, V)),
+    (
         X,
         attention.dense(rotated(Q, PLACES), rotated(K, PLACES), V).y,
         lambda attend: attend(Q, K, V, input_positions=PLACES),
     ),
-    "`x * cos + rotate_half(x) * sin` (Hugging Face)": (HEADS_FIRST, OF_HEADS_FIRST),
-    "`x * cos + rotate_half(x) * sin`, with tables at hand": (HEADS_FIRST, OF_HEADS_FIRST),
-    "`x * freqs_cis`, complex (Meta)": (Q, rotated(Q, PLACES, "interleaved")),
-    "`x + table[:x.shape[1]]`, sinusoids": (X, X + sinusoids(COUNTED)),
-    "`x * d**0.5 + table[positions]`": (X, X * WIDTH**0.5 + sinusoids(PLACES)),
-    "`x + signal`, where an odd width ends in a zero (Tensor2Tensor)": (ODD, ODD + SIGNAL),
-    "`table[positions]`, learned": (X, TABLE[PLACES]),
-}
-ROWS = dict(pages.rows("docs/recipes.md", "there"))
+    HEADS_FIRST,
+    HEADS_FIRST,
+    (Q, rotated(Q, PLACES, "interleaved")),
+    (X, X + sinusoids(COUNTED)),
+    (X, X * WIDTH**0.5 + sinusoids(PLACES)),
+    (ODD, ODD + SIGNAL),
+    (X, TABLE[PLACES]),
+]
+ROWS = [here for _, here in pages.rows("docs/recipes.md", "there") if not here.startswith("the same:")]
 
 
-def test_every_line_that_is_replaced_is_tested():
-    assert {there for there, here in ROWS.items() if not here.startswith("the same:")} == set(COMING_FROM)
-
-
-@pytest.mark.parametrize("there", COMING_FROM)
-def test_what_replaces_a_line(there):
-    x, want, *call = COMING_FROM[there]
-    (code, *_) = pages.code_in(ROWS[there])
+@pytest.mark.parametrize(("here", "replaced"), [*zip(ROWS, REPLACED, strict=True)])
+def test_what_replaces_a_line(here, replaced):
+    x, want, *call = replaced
     names = {"x": x, "d": x.shape[-1], "f": SPECTRUM, "theta": BASE, "head_dim": WIDTH, "positions": PLACES}
-    names |= NAMES | {"cos": COS, "sin": SIN, "table": TABLE}
-    got = jax.jit(lambda: call[0](eval(code, names)) if call else eval(code, names))()
-    assert_within(got, want, 3e-5, against="float64")
+    names |= {"pe": pe, "RotaryEncoding": RotaryEncoding, "positional_attention": positional_attention}
+    names |= {"cos": COS, "sin": SIN, "table": TABLE}
+    value = lambda: eval(pages.code_in(here)[0], names)  # noqa: E731
+    assert_within(jax.jit(lambda: call[0](value()) if call else value())(), want, 3e-5)
 
 
 # recipes.md: encodings, biases and caches
 
 
 def test_tables_of_big_vision_and_moco_v3():
-    big_vision, moco_v3 = jax.jit(lambda: (recipe("sincos2d")(4, 6, 64), recipe("moco_v3")(4, 64)))()
-    assert_within(big_vision, encodings.big_vision(64, 4, 6), 1e-6)
+    assert_within(recipe("sincos2d")(4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
     phases = np.mgrid[:4, :4].reshape(2, 16, 1) * omega(32, 1e4)  # its "w" is the row
     want = np.hstack([wave(phase) for phase in phases for wave in (np.sin, np.cos)])
-    assert_within(moco_v3, want, 1e-6)
+    assert_within(recipe("moco_v3")(4, 64), want, 1e-6)
 
 
 def test_relative_keys_beyond_their_table():
@@ -171,60 +161,48 @@ def test_attention_in_plain_jax():
 
 
 def test_a_sliding_cache_behind_sinks():
-    sinks, recent, steps = 3, 5, 40
-    step = recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent)
-    q, k, v = float32s(3, steps, 1, 1, 2, WIDTH)
-    cache = (np.zeros((1, sinks + recent, 2, WIDTH), np.float32),) * 2
-    tokens = q, k, v, np.arange(steps, dtype=np.int32)
-    _, outputs = jax.lax.scan(lambda cache, token: step(cache, *token), cache, tokens)
-    got = np.asarray(outputs)
-    for n in range(steps):
+    sinks, recent = 2, 3
+    step = jax.jit(recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
+    cache = tuple(np.zeros((2, BATCH, sinks + recent, HEADS, WIDTH), np.float32))
+    for n in range(SEQ):
+        cache, out = step(cache, *(x[:, n : n + 1] for x in (Q, K, V)), n)
         kept = [*range(min(sinks, n + 1)), *range(max(sinks, n + 1 - recent), n + 1)]
         places = np.arange(len(kept))
-        want = attention.dense(rotated(q[n, 0], places[-1:]), rotated(k[kept, 0, 0], places), v[kept, 0, 0]).y
-        assert_within(got[n, 0], want, 1e-5, against=f"float64, step {n}")
+        want = attention.dense(rotated(Q[:, n : n + 1], places[-1:]), rotated(K[:, kept], places), V[:, kept]).y
+        assert_within(out, want, 1e-5, against=f"float64, step {n}")
 
 
 def test_a_paged_cache_of_rows_at_different_positions():
-    step, cache = (
-        jax.jit(recipe("paged_step", rotate=rotate)),
-        (np.zeros((8, 4, HEADS, WIDTH)),) * 2,
-    )
-    want, rows = causal(rotated(Q, COUNTED), rotated(K, COUNTED), V), np.arange(BATCH)
+    step, cache = jax.jit(recipe("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH)),) * 2
+    rows = np.arange(BATCH)
     for n in range(SEQ):
         at = np.array([n, max(n - 1, 0)])  # the second row is a token behind
         token = (x[rows, at][:, None] for x in (Q, K, V))
         cache, out = step(cache, np.array([[5, 0, 3], [2, 4, 1]]), *token, at)
-        assert_within(np.asarray(out)[:, 0], want[rows, at], 3e-6, against=f"float64, token {n}")
+        assert_within(out[:, 0], WHOLE[rows, at], 3e-6, against=f"float64, token {n}")
 
 
 def test_decoding_with_m_rope():
     image = [[1, r, c] for r in (1, 2) for c in (1, 2, 3, 4)]
     coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve slots
-    extend = recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1)))
-    caches, outputs = (jnp.zeros((BATCH, 16, HEADS, WIDTH)),) * 2, []
-    for slots in (COUNTED[:11], COUNTED[11:]):
-        out, caches = extend(*(x[:, slots] for x in (Q, K, V)), caches, slots, coordinates[slots])
-        outputs.append(out)
+    extend, caches = recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1))), jnp.zeros((2, BATCH, 16, HEADS, WIDTH))
     angles = coordinates[:, None, [0, 1, 1, 2]] * omega(WIDTH, BASE)
     want = causal(*(rotations.rotate_by(x, angles, "half") for x in (Q, K)), V)
-    assert_within(np.concatenate(outputs, axis=1), want, 3e-6)
+    for slots in (COUNTED[:11], COUNTED[11:]):
+        out, caches = extend(*(x[:, slots] for x in (Q, K, V)), tuple(caches), slots, coordinates[slots])
+        assert_within(out, want[:, slots], 3e-6)
 
 
 def test_cameras_of_a_layer():
-    rng, shape = np.random.default_rng(1), (2, 4)
-    poses, patches = cameras.poses(rng, 3), np.indices(shape).reshape(2, -1).T
-    images, places = np.repeat(poses, len(patches), axis=0), np.tile(patches, (3, 1))
-    q, k, v = rng.normal(size=(3, 2, len(places), HEADS, 16)).astype(np.float32)
-    changes = [("2, 6,", "3, 8,"), ("width=8", "width=12"), ("pe.axial(8, 2, 100.0)", "pe.axial(4, 2, 30.0)")]
-    transform = recipe("transform", changes, patches=patches)
+    poses, patches = cameras.poses(RNG, 2), np.indices((2, 3)).reshape(2, -1).T
+    matrices, angles = np.repeat(poses, 6, axis=0), np.tile(np.kron(patches, [1, 0.1]), (2, 1))[:, None]
+    q, k, v = float32s(3, 2, 12, HEADS, 16)
+    transform = recipe("transform", patches=patches)
     got = jax.jit(recipe("attend(cameras", transform=transform))(np.float32(poses), q, k, v)
 
     def transformed(x, role):
-        first = cameras.transformed(x[..., :12], cameras.matrix(role, images))
-        sign = 1 if role == "output" else -1
-        last = rotations.rotate_by(x[..., 12:], sign * places[:, None], "half")  # two pairs of frequency 1
-        return np.concatenate([first, last], axis=-1)
+        turned = rotations.rotate_by(x[..., 8:], angles if role == "output" else -angles, "half")
+        return np.concatenate([cameras.transformed(x[..., :8], cameras.matrix(role, matrices)), turned], axis=-1)
 
     inside = attention.dense(*(transformed(x, role) for x, role in ((q, "query"), (k, "key"), (v, "value")))).y
     assert_within(got, transformed(inside, "output"), 2e-5)
@@ -233,106 +211,70 @@ def test_cameras_of_a_layer():
 # recipes.md, dimensions.md: beside the authors' code
 
 
-def recorded_cases(file, key, name):
-    found = [case for case in recorded.cases(file) if case[key] == name]
-    assert found, name
-    return [{key: np.array(x) if isinstance(x, list) else x for key, x in case.items()} for case in found]
+def recorded_case(file, key, name):
+    case, *_ = (case for case in recorded.cases(file) if case[key] == name)
+    return {key: np.array(x) if isinstance(x, list) else x for key, x in case.items()}
 
 
-FOPE = [*recorded_cases("authors", "name", "FoPE's authors"), *recorded_cases("authors", "name", "Intern-S1-Pro")]
-
-
-@pytest.mark.parametrize("case", FOPE, ids=lambda case: f"{case['name']}, {case['length']}")
-def test_fope(case):
+@pytest.mark.parametrize("name", ["FoPE's authors", "Intern-S1-Pro"])
+def test_fope(name):
+    case = recorded_case("authors", "name", name)
     f, x = pe.geometric(16, case["base"]), np.float32(np.moveaxis(case["x"], 1, 2))  # batch, seq, heads, head_dim
-    trained = int((f.wavelengths < case["length"]).sum())
-    mixed = recipe("mixed", f=f)
-    waves = zip(pe.cos_sin(np.arange(5), f[:trained]), (case["cosines"], case["sines"]), strict=True)
-
-    @jax.jit
-    def rotated():
-        cos_sin = pe.CosSin(*(mixed(wave, np.float32(matrix)) for wave, matrix in waves), columns="pair")
-        group = jnp.stack([x, x], 3)  # of two query heads for each key head
-        return pe.rotary(x, cos_sin=cos_sin, head_axis=None), pe.rotary(group, cos_sin=cos_sin, head_axis=-2)[
-            :, :, :, 1
-        ]
-
-    for got in rotated():
-        assert_within(got, np.moveaxis(case["rotated"], 1, 2), 3e-6)
+    waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
+    mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
+    group = np.stack([x, x], 3)  # two query heads for each key head
+    got = pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
+    assert_within(got[:, :, :, 1], np.moveaxis(case["rotated"], 1, 2), 3e-6)
 
 
 def test_selective_rope():
-    (case,) = recorded_cases("authors", "name", "Selective RoPE")
-    selective = recipe("selective(", [("pe.geometric(16, 500_000.0)", "pe.geometric(8, 100.0)")])
-    got = selective(*(np.float32(case[name]) for name in ("query", "key", "phases")))
+    case, own = recorded_case("authors", "name", "Selective RoPE"), types.SimpleNamespace(**vars(pe))
+    own.geometric = lambda *_: pe.geometric(8, 100.0)  # in place of the page's
+    got = recipe("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
     for x, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(x, case[name], 5e-6)
 
 
-@pytest.mark.parametrize("case", recorded_cases("turns", "model", "dinov3_vit"), ids=lambda case: len(case))
-def test_jittered_coordinates(case):
+def test_jittered_coordinates():
     """With the numbers that torch drew in place of JAX's."""
+    case = recorded_case("turns", "model", "dinov3_vit")
     random = types.SimpleNamespace(uniform=lambda *_, **__: np.float32(case["draws"]))
     drawn = recipe("drawn", jax=types.SimpleNamespace(random=random))
-    limits = case.get("shift", 0), case.get("jitter", 1), case["rescale"]
-    got = jax.jit(lambda centres: drawn(None, centres, *limits))(np.float32(case["positions"]))
+    got = drawn(None, np.float32(case["positions"]), case["shift"], case["jitter"], case["rescale"])
     assert_within(got, case["moved"], 1e-6)
 
 
 def test_turns_of_models_that_do_not_rotate():
     page = pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
-    ((ernie,), (vjepa,), (hunyuan,)) = (
-        recorded_cases("turns", "model", name) for name in ("ernie_image", "vjepa2", "hunyuan_vl")
-    )
-
-    @jax.jit
-    def turned(of_ernie, of_vjepa, of_hunyuan):
-        f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
-        places = vjepa["positions"]  # six features of each coordinate, and some that rest
-        parts = [page["v_jepa_2"](of_vjepa[:, 6 * i : 6 * i + 6], places[:, i]) for i in range(3)]
-        return (
-            page["ernie_image"](of_ernie, ernie["positions"], f),
-            jnp.concatenate([*parts, of_vjepa[:, 18:]], axis=-1),
-            page["hunyuan_vl"](of_hunyuan, hunyuan["positions"], pe.geometric(16), hunyuan["sections"].tolist()),
-        )
-
-    models = ernie, vjepa, hunyuan
-    for got, model in zip(turned(*(np.float32(model["x"]) for model in models)), models, strict=True):
-        assert_within(got, model["turned"], 2e-6, against=model["model"])
+    ernie, vjepa, hunyuan = (recorded_case("turns", "model", name) for name in ("ernie_image", "vjepa2", "hunyuan_vl"))
+    f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
+    got = page["ernie_image"](np.float32(ernie["x"]), ernie["positions"], f)
+    assert_within(got, ernie["turned"], 2e-6)
+    x, places = np.float32(vjepa["x"]), vjepa["positions"]  # six features of each coordinate, and some that rest
+    parts = [page["v_jepa_2"](x[:, 6 * i : 6 * i + 6], places[:, i]) for i in range(3)]
+    assert_within(np.concatenate([*parts, x[:, 18:]], axis=-1), vjepa["turned"], 2e-6)
+    sections = hunyuan["sections"].tolist()
+    got = page["hunyuan_vl"](np.float32(hunyuan["x"]), hunyuan["positions"], pe.geometric(16), sections)
+    assert_within(got, hunyuan["turned"], 2e-6)
 
 
 # Other pages
 
-LATENT = {
-    "model_type": "deepseek_v3",
-    "num_hidden_layers": 2,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 8,
-    "rope_theta": 500,
-    "max_position_embeddings": 640,
-}
-YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
-LATENT["rope_scaling"] = YARN | {"mscale": 0.9, "mscale_all_dim": 0.7}
+PLAN = hf.RotaryPlan((hf.RotaryLayer(SPECTRUM, head_dim=WIDTH),) * 2, layout="half", softmax_scale=1.5)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/huggingface.md"])
-def test_attention_by_a_plan_of_deepseek(page):
-    """Of neighbouring pairs, the last features alone, an amplitude and a scale that is not 1/√head_dim."""
-    plan, (q, k, v), places = hf.rotary_from_config(LATENT), float32s(3, 1, 6, 2, 12), np.arange(50, 56)
+def test_attention_by_a_plan_that_scales_its_scores(page):
+    places = PLACES[0]
     if page == "README.md":
-        got = jax.jit(of_page(page, "attention", plan=plan))(q, k, v, 1, places)
+        got = of_page(page, "attention", plan=PLAN)(Q, K, V, 1, places)
     else:
-        got = of_page(page, "attend")(plan, 1, q, k, v, places)
-    angles = places[:, None, None] * spectra.floats(spectra.yarn(8, 500, 40, 16))
-    amplitude, of_all = (float(spectra.temperature(40, m)) for m in (0.9, 0.7))
-    stretched = np.float64([1] * 4 + [amplitude / of_all] * 8)
-    q, k = (stretched * rotations.rotate_by(x, angles, "interleaved", "last") for x in (q, k))
-    seen = attention.may_see(places, places, causal=True)
-    assert_within(got, attention.dense(q, k, v, seen=seen, scale=of_all**2 * 12**-0.5).y, 5e-6)
+        got = of_page(page, "attend")(PLAN, 1, Q, K, V, places)
+    assert_within(got, causal(rotated(Q, places), rotated(K, places), V, scale=1.5 * WIDTH**-0.5), 5e-6)
 
 
 def test_positions_of_eva_02_are_scaled_to_the_grid_of_training():
-    got = jax.jit(lambda: of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4)))()
+    got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
     assert_within(got, np.array([[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]), 0)
 
 
@@ -344,3 +286,10 @@ def test_self_extend():
     want = np.einsum("qkhd,khd->hqk", turned.reshape(SEQ, SEQ, HEADS, WIDTH), k)
     got = jax.jit(of_page("docs/contexts.md", "self_extend"), static_argnums=(2, 3, 4))(q, k, SPECTRUM, window, group)
     assert_within(got, want, 2e-5)
+
+
+def test_decoding_of_readme():
+    decode, caches = of_page("README.md", "decode", spectrum=SPECTRUM), jnp.zeros((2, BATCH, SEQ, HEADS, WIDTH))
+    for p in range(3):
+        out, *caches = decode(*(x[:, p : p + 1] for x in (Q, K, V)), *caches, p)
+        assert_within(out[:, 0], WHOLE[:, p], 3e-6)

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib import colormaps
-from test_mathematics import SCALINGS
-from visits import PHONE, SITE, WIDE, report, settle, show, watch
+from visits import SITE, WIDE, settle
 
 import posenc_jax as pe
 
@@ -25,23 +24,11 @@ STATES = {
 }
 
 
-@pytest.fixture(scope="module")
-def opened(reader, origin):
-    page = reader.new_page()
-    page.faults = watch(page, origin)
+@pytest.fixture
+def story(page, origin):
     page.goto(f"{origin}/story.html")
     settle(page)
-    yield page
-    page.close()
-
-
-@pytest.fixture
-def story(opened):
-    """The story as it is at first."""
-    opened.evaluate("document.querySelectorAll('pe-view').forEach((view) => view.show(view.first))")
-    settle(opened)
-    yield opened
-    report("story.html", opened.faults)
+    return page
 
 
 def scene(page, kind):
@@ -60,6 +47,12 @@ def settings_of(page, kind):
 def drawn(page, kind, which, what):
     """What JavaScript reads of each element e of a scene's picture."""
     return scene(page, kind).locator(f"svg {which}").evaluate_all(f"(all) => all.map((e) => {what})")
+
+
+def tips_of(page, kind, hands):
+    """Sine and cosine that hands of a clock show: the sine to the right, the cosine up."""
+    lines = drawn(page, kind, hands, "e.getAttribute('d').match(/L(.*)/)[1].split(' ').map(Number)")
+    return np.array(lines) / np.hypot(*np.transpose(lines))[:, None] * [1, -1]
 
 
 def picture(page, kind):
@@ -115,8 +108,6 @@ def test_every_control_moves_what_is_drawn(story, kind):
 @pytest.mark.parametrize("kind", SCENES)
 def test_each_scene_plays_and_pauses(story, kind):
     before = settings_of(story, kind)
-    story.wait_for_timeout(150)
-    assert settings_of(story, kind) == before  # nothing moves by itself
     scene(story, kind).get_by_role("button", name="Play").click()
     story.wait_for_function(
         "([kind, before]) => JSON.stringify(document.querySelector(`pe-view[kind=${kind}]`).settings) !== before",
@@ -132,17 +123,10 @@ def test_each_scene_plays_and_pauses(story, kind):
 def test_without_motion_a_press_is_a_step_and_the_end_leads_to_the_start(browser, origin):
     page = browser.new_page(reduced_motion="reduce")
     page.goto(f"{origin}/story.html")
+    put(page, "count", p=127)
+    scene(page, "count").get_by_role("button", name="Next step").click()
     settle(page)
-    for kind, end, start in (
-        ("count", {"p": 127}, {"p": 4}),
-        ("grid", {"row": 15, "column": 15}, {"row": 0, "column": 0}),
-    ):
-        put(page, kind, **end)
-        scene(page, kind).get_by_role("button", name="Next step").click()
-        settle(page)
-        assert settings_of(page, kind) | start == settings_of(page, kind)
-    moves = page.locator(".pe-shuffle .moves").first
-    assert moves.evaluate("(e) => getComputedStyle(e).transitionDuration") == "0s"
+    assert settings_of(page, "count")["p"] == 4
     page.close()
 
 
@@ -164,52 +148,32 @@ def test_an_arrow_follows_the_mouse(story, which):
     assert middle(handle) == pytest.approx((x - 40, y + 60), abs=1.5)
 
 
-def test_a_finger_drags_an_arrow_and_the_page_stays(browser, origin):
-    page = browser.new_page(viewport=PHONE, has_touch=True, is_mobile=True)
-    page.goto(f"{origin}/story.html")
-    settle(page)
-    session, handle = page.context.new_cdp_session(page), scene(page, "rope").locator(".pe-handle").first
-    handle.scroll_into_view_if_needed()
-    top, start, centre = page.evaluate("scrollY"), middle(handle), middle(scene(page, "rope").locator(".face"))
-    # In many small moves, through the middle and as far beyond: else Chromium never takes it for scrolling.
-    path = np.linspace(start, 2 * np.array(centre) - start, 17)
-    for kind, points in zip(("touchStart", *["touchMove"] * 16), path, strict=True):
-        touch = [{"x": points[0], "y": points[1]}]
-        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touch})
-        settle(page)
-    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    assert middle(handle) == pytest.approx(path[-1], abs=2) and page.evaluate("scrollY") == top
-    page.close()
+def test_a_finger_on_an_arrow_does_not_scroll(story):
+    """Else Chromium takes the drag for scrolling after a few moves."""
+    touch = "(e) => !e.dispatchEvent(new Event('touchstart', {bubbles: true, cancelable: true}))"
+    assert scene(story, "rope").locator(".pe-handle").first.evaluate(touch)
 
 
 # Addresses, screens, and readers without scripts
 
 
-@pytest.mark.parametrize("kind", SCENES)
-def test_a_link_leads_to_a_state(story, page, kind):
+@pytest.mark.parametrize("kind", ["shuffle", "rope", "grid"])
+def test_a_link_leads_to_a_state(story, kind):
     """From the file system too, where a browser lets a page load little."""
-    link = scene(story, kind).get_by_role("link", name="Link to this")
-    assert link.get_attribute("href") == f"#view={kind}"  # as at first
     put(story, kind, **STATES[kind])
-    page.goto(f"{SITE.as_uri()}/story.html{link.get_attribute('href')}")
-    settle(page)
-    assert settings_of(page, kind) == settings_of(story, kind)
-    box = scene(page, kind).bounding_box()
+    settings = settings_of(story, kind)
+    link = scene(story, kind).get_by_role("link", name="Link to this").get_attribute("href")
+    story.goto(f"{SITE.as_uri()}/story.html{link}")
+    settle(story)
+    assert settings_of(story, kind) == settings
+    box = scene(story, kind).bounding_box()
     assert box["y"] >= 0 and box["y"] + box["height"] <= WIDE["height"], f"not in sight: {box}"
 
 
-@pytest.mark.parametrize(
-    ("address", "taken"),
-    [
-        ("view=rope&before=900&apart=-3&q=9,9&k=1", {"before": 100, "apart": 0, "q": [1.1, -0.4], "k": [0.02, 1]}),
-        ("view=grid&row=99&column=-1&count=three&constructor=1", {"row": 15, "column": 3, "count": "one"}),
-        ("view=shuffle&order=0,1,2,3,3", {"order": [0, 1, 2, 3, 4]}),
-    ],
-)
-def test_what_no_control_can_say_is_not_taken_from_an_address(page, origin, address, taken):
-    page.goto(f"{origin}/story.html#{address}")
-    settle(page)
-    found = settings_of(page, re.search(r"view=(\w+)", address)[1])
+def test_what_no_control_can_say_is_not_taken_from_an_address(story):
+    story.evaluate("location.hash = 'view=rope&before=900&apart=-3&q=9,9&k=1&constructor=1'")
+    settle(story)
+    found, taken = settings_of(story, "rope"), {"before": 100, "apart": 0, "q": [1.1, -0.4], "k": [0.02, 1]}
     assert found | taken == found and "constructor" not in found
 
 
@@ -229,22 +193,16 @@ CROSSING = """() => [...document.querySelectorAll("pe-view")].flatMap((view) => 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_no_label_leaves_its_picture_or_lies_on_another(story, width):
-    story.set_viewport_size({"width": width, "height": 800})
+    story.set_viewport_size({"width": width, "height": 740})
     settle(story)
     found = story.evaluate(CROSSING)
+    heights = {kind: scene(story, kind).bounding_box()["height"] for kind in SCENES}
     for kind, state in STATES.items():
         put(story, kind, **state)
     found += story.evaluate(CROSSING)
-    story.set_viewport_size(WIDE)
-    settle(story)
     assert found == []
-
-
-def test_on_a_phone_a_view_and_its_controls_are_seen_together(story):
-    show(story, "light", PHONE)
-    heights = {kind: scene(story, kind).bounding_box()["height"] for kind in SCENES}
-    show(story, "light", WIDE)
-    assert max(heights.values()) <= PHONE["height"] - 48, heights  # below the header
+    if width == 360:  # on a phone a view and its controls are seen together, below the header
+        assert max(heights.values()) <= 740 - 48, heights
 
 
 def test_without_scripts_the_story_shows_described_pictures(browser):
@@ -267,15 +225,12 @@ def test_words_counters_and_waves_say_their_numbers(story):
     np.testing.assert_allclose(cells, np.sort(weights / weights.sum()), atol=0.0051)
 
     put(story, "count", p=11)
-    share, fraction, flips = (numbers(text)[-1] for text in drawn(story, "count", ".said", "e.textContent"))
-    assert (share, fraction, flips) == (round(100 / (1 + 22 / np.linalg.norm(dog))), 0.083, 3)
     assert "".join(drawn(story, "count", "rect[fill] + text", "e.textContent")) == "0000101100001100"
 
     put(story, "waves", round=100)
     waves = -np.sin(2 * np.pi * (np.arange(32) + 0.5) / 2.0 ** np.arange(1, 6)[:, None])
-    middles = drawn(story, "waves", ".grid", "Number(e.getAttribute('d').match(/ (.*)H/)[1])")
     samples = np.reshape(drawn(story, "waves", ".sample", "e.cy.baseVal.value"), (5, 32))
-    np.testing.assert_allclose((np.c_[middles] - samples) / 14, waves, atol=1e-5)
+    np.testing.assert_allclose(samples - samples[:, :1], 14 * (waves[:, :1] - waves), atol=1e-4)
     steps = np.linalg.norm(np.diff(waves), axis=0)
     assert said(story, "waves") == pytest.approx([steps.min(), steps.max()], abs=0.051)
 
@@ -286,61 +241,46 @@ def test_sines_differ_where_turns_stay(story):
         put(story, "hands", before=before)
         first, second = np.asarray(pe.sinusoidal(jnp.int32([before + 1, before + 4]), f)).reshape(2, 4, 2)
         for name, waves in (("key", first), ("query", second)):
-            lines = drawn(
-                story, "hands", f".{name}.hand", "e.getAttribute('d').match(/L(.*)/)[1].split(' ').map(Number)"
-            )
-            tips = np.array(lines) / np.hypot(*np.transpose(lines))[:, None]
-            np.testing.assert_allclose(tips, waves * [1, -1], atol=2e-3)  # the sine to the right, the cosine up
+            np.testing.assert_allclose(tips_of(story, "hands", f".{name}.hand"), waves, atol=2e-3)
         labels = [numbers(text)[0] for text in drawn(story, "hands", "text.strong", "e.textContent")]
         apart = np.stack([second[:, 0] - first[:, 0], np.degrees(3 * f.angular)], 1)
         assert np.all(abs(np.reshape(labels, (4, 2)) - apart) < [0.0051, 0.51])
 
 
-@pytest.mark.parametrize("state", [{}, STATES["rope"]])
-def test_query_and_key_turn_and_their_score_is_shown(story, state):
-    put(story, "rope", **state)
-    settings = settings_of(story, "rope")
+def test_query_and_key_turn_and_their_score_is_shown(story):
+    settings = STATES["rope"]
+    put(story, "rope", **settings)
     places = settings["before"] + 1, settings["before"] + 1 + settings["apart"]
     vectors, turn = jnp.float32([settings["k"], settings["q"]]), jnp.float32(pe.geometric(16).angular[1:2])
     turned = np.asarray(pe.rotary(vectors, jnp.int32(places), turn, head_axis=None))
     assert said(story, "rope") == pytest.approx([*places, turned[0] @ turned[1]], abs=6e-4)
-    ((unit, *centre),) = drawn(
-        story, "rope", ".face", "[e.r.baseVal.value / 1.4, ...e.parentNode.getAttribute('transform').match(/[\\d.]+/g)]"
-    )
-    tips = float(unit) * turned[:, ::-1] * [1, -1]  # the first number up, the second to the right
+    (unit,) = drawn(story, "rope", ".face", "e.r.baseVal.value / 1.4")
+    tips = unit * turned[:, ::-1] * [1, -1]  # the first number up, the second to the right
     for tip, name in zip(tips, ("key", "query"), strict=True):
         (head,) = drawn(
             story, "rope", f".{name}.head:not(.before)", "e.getAttribute('d').match(/M(.*?)L/)[1].split(' ')"
         )
         np.testing.assert_allclose(np.array(head, float), tip, atol=0.02)
-    grips = drawn(story, "rope", ".pe-handle", "e.getAttribute('transform').match(/[-\\d.]+/g)")
-    np.testing.assert_allclose(np.array(grips, float), tips + np.array(centre, float), atol=0.05)
 
 
-@pytest.mark.parametrize(("scaling", "arrows"), [("none", 4), ("linear", 0), ("ntk", 3), ("yarn", 0)])
-def test_longer_texts_reach_new_angles(story, scaling, arrows):
-    put(story, "stretch", factor=8, scaling=scaling)
-    plain, slowed = pe.geometric(16).wavelengths, SCALINGS[scaling](16, 10_000, 8, 512).wavelengths
+def test_longer_texts_reach_new_angles(story):
+    put(story, "stretch", factor=8, scaling="ntk")
+    plain, slowed = pe.geometric(16).wavelengths, pe.ntk(16, 10_000, 8).wavelengths
     new = np.minimum(8 * 512 / slowed, 1) - np.minimum(512 / plain, 1)
     shown = [numbers(text)[0] for text in drawn(story, "stretch", "text.strong", "e.textContent")]
-    assert shown == [round(100 * share) for share in new if share > 1e-9] and len(shown) == arrows
-    blurred = "neighbours blur" in scene(story, "stretch").locator(".pe-words").text_content()
-    assert blurred == (scaling == "linear") == (slowed[0] > 1.01 * plain[0])
+    assert shown == [round(100 * share) for share in new if share > 1e-9]
 
 
-@pytest.mark.parametrize("count", ["one", "two"])
-def test_a_dragged_patch_shows_its_likeness(story, count):
-    put(story, "grid", count=count)
+def test_a_dragged_patch_shows_its_likeness(story):
+    put(story, "grid", count="two")
     view = scene(story, "grid").locator("svg")
     view.scroll_into_view_if_needed()
     view.click(position={"x": view.bounding_box()["width"] * 0.75, "y": view.bounding_box()["height"] * 0.3})
     settle(story)
     settings = settings_of(story, "grid")
     at = settings["row"] * 16 + settings["column"]
-    encoding = pe.sinusoidal(np.arange(256), pe.geometric(64, 100))
-    if count == "two":
-        encoding = pe.sinusoidal(np.asarray(pe.grid_positions((16, 16))), pe.axial(64, 2, 100))
-    alike = np.asarray(encoding) @ np.asarray(encoding)[at] / 32
+    encoding = np.asarray(pe.sinusoidal(pe.grid_positions((16, 16)), pe.axial(64, 2, 100)))
+    alike = encoding @ encoding[at] / 32
     assert said(story, "grid") == pytest.approx([alike[at + 1], alike[at + 16]], abs=0.0051)
     fills = [re.findall(r"\d+", fill) for fill in drawn(story, "grid", "rect[fill]", "e.getAttribute('fill')")]
     assert np.abs(np.array(fills, int) - colours("viridis", (alike + 0.5) / 1.5)).max() < 20  # of ten stops

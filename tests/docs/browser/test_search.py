@@ -1,7 +1,4 @@
-"""What people look for, typed into the site's own search: the right page is among the first three.
-
-Of a public name, the reference comes first.
-"""
+"""The site's own search: it finds each public name in the reference first, and never throws."""
 
 import json
 import re
@@ -11,31 +8,10 @@ from visits import ROOT, SITE
 
 from helpers.pages import program
 
-# The pages, without ".html", one of which is among the first three.
-WANTED = {
-    "shard a cache": "devices recipes",
-    "Pixtral": "model_types huggingface",
-    "YaRN": "contexts recipes api/scalings",
-    "left-padded": "masks api/positions",
-    "MultiHeadAttention": "flax recipes",
-    "float32 phases": "phases conformance mistakes",
-    "T5 bias linen": "api/linen flax recipes",
-    "M-RoPE": "dimensions api/multimodal recipes",
-    "how to install": "index",
-    "pytorch class": "coming_from",
-    "why 10000": "sinusoidal",
-    "speculative decoding": "masks",
-    "gemma 3 image": "attention_models",
-    "dino interpolate offset": "learned",
-    "gguf": "huggingface",
-}
-RESULTS = """() => [...document.querySelectorAll(".md-search-result__item")].map(
-  (item) => item.querySelector("a").getAttribute("href"))"""
-
 
 @pytest.fixture(scope="module")
 def search(reader):
-    """Types what is looked for; returns the pages that are found, best first."""
+    """Types what is looked for; returns the page that is found first."""
     page = reader.new_page()
     page.goto(f"{SITE.as_uri()}/index.html")
     page.keyboard.press("/")
@@ -50,8 +26,7 @@ def search(reader):
                 "(some) => some === !!document.querySelector('.md-search-result__item')",
                 arg=answer,
             )
-        pages = [re.sub(r"^.*/site/|\.html.*$", "", href) for href in page.evaluate(RESULTS)]
-        return list(dict.fromkeys(pages))
+        return re.sub(r"^.*/site/|\.html.*$", "", page.locator(".md-search-result__item a").first.get_attribute("href"))
 
     yield found
     page.close()
@@ -87,22 +62,14 @@ def test_every_term_that_a_query_may_expand_to_is_in_the_index(browser, site_ind
     page.close()
 
 
-def test_printed_numbers_and_folded_checks_are_not_in_the_index(site_index):
+def test_folded_checks_are_not_in_the_index(site_index):
     text = " ".join(entry["text"] for entry in site_index["docs"])
-    assert "print(f&quot;float32:" in text or 'print(f"float32:' in text  # code is
-    assert "0.369263679" not in text  # what it prints
-    assert "assert jnp.array_equal(tokens" not in text
-
-
-@pytest.mark.parametrize("query", WANTED)
-def test_the_right_page_is_among_the_first_three(search, query):
-    found = search(query)[:3]
-    assert {*WANTED[query].split()} & {*found}, found
+    assert "step = jax.jit(decode)" not in text and "def decode(cache" in text
 
 
 def test_the_reference_comes_first_for_its_names(search):
     entries = program("entries")
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md")]
     names = [name for page in pages for name in entries.ENTRY.findall(entries.completed(page))]
-    first = {name: search(name.rpartition(".")[2])[0] for name in names}
+    first = {name: search(name.rpartition(".")[2]) for name in names}
     assert {name: page for name, page in first.items() if not page.startswith("api/")} == {}

@@ -34,18 +34,13 @@ def show(page, scheme, size):
 
 def watch(page, origin):
     """A list that fills with messages of the console, errors, requests that fail or leave for another host."""
-    found = []
-
-    def listen(event, of, is_fine=lambda what: False):
-        page.on(event, lambda what: is_fine(what) or found.append(f"{event}: {of(what)}"))
-
-    listen("console", lambda said: said.text, lambda said: said.type in ("log", "info", "debug"))
-    listen("pageerror", str)
-    listen("response", lambda answer: answer.url, lambda answer: answer.status < 400)
-    ours = f"{origin}/", "file://", "data:", "blob:"
-    listen("request", lambda request: request.url, lambda request: request.url.startswith(ours))
+    found, ours = [], (f"{origin}/", "file://", "data:", "blob:")
+    page.on("console", lambda said: said.type in ("log", "info", "debug") or found.append(said.text))
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.on("response", lambda answer: answer.status < 400 or found.append(f"{answer.status}: {answer.url}"))
+    page.on("request", lambda request: request.url.startswith(ours) or found.append(request.url))
     # Who leaves a page at once does not wait for its icon.
-    listen("requestfailed", lambda request: request.url, lambda request: request.url.endswith("/favicon.svg"))
+    page.on("requestfailed", lambda sent: sent.url.endswith("/favicon.svg") or found.append(f"failed: {sent.url}"))
     return found
 
 

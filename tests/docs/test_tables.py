@@ -1,0 +1,53 @@
+"""Tables and sentences that programs of docs/ write into pages, beside the formula and what the models' papers say."""
+
+import json
+
+import numpy as np
+
+from helpers.pages import program, text_of
+
+
+def test_a_row_of_evidence_is_mean_and_standard_deviation_of_the_seeds():
+    seeds = json.loads(text_of("demo/evidence.json"))["seeds"].values()
+    losses = np.array([[*seed["kerple"]["bits_per_byte"].values()] for seed in seeds])
+    cells = [f"{m:.2f}\u00a0±\u00a0{s:.2f}" for m, s in zip(losses.mean(0), losses.std(0, ddof=1), strict=True)]
+    assert f"| KERPLE | {' | '.join(cells)} |" in program("findings").texts()["evidence_variants.md"]
+
+
+def test_the_reach_of_a_base_is_that_of_its_paper(monkeypatch):
+    """Xu et al., 2024: bases 4.3e3, 1.6e4 and 8.4e4 for 1,024, 2,048 and 8,192, at width 128."""
+    findings = program("findings")
+    monkeypatch.setattr(findings, "HEAD_DIM", 128)
+    for base, length in ((4.3e3, 1024), (1.6e4, 2048), (8.4e4, 8192)):
+        assert findings.reach(0.95 * base) < length <= findings.reach(base)
+
+
+def rows(table):
+    cells = ([cell.strip() for cell in row[1:-1].split("|")] for row in table.split("\n")[2:])
+    return {name: rest for name, *rest in cells}
+
+
+def test_bases_of_the_sheet():
+    table, i = rows(program("sheet").bases()), np.arange(64)
+    for base in (10_000, 500_000, 1_000_000, 10_000_000):
+        wavelengths = 2 * np.pi * base ** (i / 64)
+        turning = [f"{(wavelengths <= length).sum()} of 64" for length in (4096, 32_768, 131_072)]
+        assert table[f"{base:,}"] == [f"{wavelengths[-1]:,.0f}", *turning]
+
+
+def test_models_of_the_sheet():
+    table = rows(program("sheet").models())
+    assert table["Pythia 410M"] == ["10,000", "half", "16 of 64", "all", "–"]
+    assert table["Gemma 3 27B"][0::4] == ["10,000 and 1,000,000", "linear, $s = 8$ in 10 of 62 layers"]
+    assert table["SmolLM3 3B"][3] == "27 of 36"  # every fourth layer has no positions
+    assert table["DeepSeek-R1"][1:3] == ["interleaved", "64 of 192"]
+
+
+def test_a_summary_is_the_first_sentences_below_the_title():
+    summary = program("llms").summary
+    assert (
+        summary("---\nhide: x\n---\n\n# T { #t }\n\n```python\n# c\n```\n\n[A `b`](x.md).\nMore: $x$. ")
+        == "A b. More: x."
+    )
+    assert summary("# T\n\nOne. " + "Two " * 50 + ".") == "One."
+    assert summary("# T\n\nNo end") == "No end" and summary("# T\n") == ""
