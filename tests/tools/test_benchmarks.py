@@ -23,7 +23,7 @@ def bench():
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
     try:
-        wanted = ("cases", "comparison", "report", "figures", "run", "pods", "loops", "fits", "history")
+        wanted = ("cases", "comparison", "report", "run", "pods", "loops", "fits", "history")
         return SimpleNamespace(**{name: importlib.import_module(name) for name in wanted})
     finally:
         sys.path.remove(str(FOLDER))
@@ -51,14 +51,6 @@ def test_a_run_its_figures_and_its_history(bench, tmp_path):
     assert {len(rounds) for rounds in times.values()} == {3} and min(map(min, times.values())) > 1e-6
     python(FOLDER / "history.py", tmp_path, path)
     assert "<circle" in (tmp_path / "index.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_the_figures_are_drawn(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench.figures, "SCHEMES", {"": bench.figures.SCHEMES[""]})
-    paths = bench.figures.draw(bench.comparison.kept()[0], tmp_path, "cpu")
-    assert {path.name for path in paths} == {f"cpu_{what}.png" for what in ("bars", "errors", "length", "heads")}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
 def test_the_pages_have_the_figures_of_the_results(bench):
@@ -110,23 +102,20 @@ def test_no_two_steps_of_a_run_have_one_name(bench, platform):
 @pytest.mark.slow
 def test_a_loop_rotates_at_each_position_and_a_stack_projects(bench):
     """256 rotations by p are one by 256 p; one further each time, by 256 p + (0 + 1 + … + 255)."""
-    x, case_of, loops = (
-        np.random.default_rng(0).standard_normal((2, 1, 2, 8), np.float32),
-        bench.cases.Case,
-        bench.loops,
-    )
+    x = np.random.default_rng(0).standard_normal((2, 1, 2, 8), np.float32)
     rotate = lambda x, positions: pe.rotary(x, positions, head_axis=-2)  # noqa: E731
     for way, more in {"position unchanged": 0, "position moving": 255 * 256 // 2}.items():
-        case = case_of("loop", x.shape, layout="half", way=way)
-        (positions,) = loops.arguments(case)
+        case = bench.cases.Case("loop", x.shape, layout="half", way=way)
+        (positions,) = bench.loops.arguments(case)
         want = rotate(x, 256 * positions + more)
-        np.testing.assert_allclose(loops.loop(case, rotate)(x, positions), want, rtol=0, atol=2e-4)
+        np.testing.assert_allclose(bench.loops.loop(case, rotate)(x, positions), want, rtol=0, atol=2e-4)
     for way in ("scanned", "unrolled"):
-        case = case_of("stack", x.shape, layout="half", way=way)
-        (positions, weights), want = loops.arguments(case), x
+        case = bench.cases.Case("stack", x.shape, layout="half", way=way)
+        (positions, weights), want = bench.loops.arguments(case), x
         for matrix in weights:
             want = rotate((want.reshape(2, 1, 16) @ np.asarray(matrix)).reshape(x.shape), positions)
-        np.testing.assert_allclose(loops.stack(case, rotate)(x, positions, weights), want, rtol=1e-4, atol=1e-4)
+        got = bench.loops.stack(case, rotate)(x, positions, weights)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_constants_of_polynomials_are_as_good_as_the_fits(bench):

@@ -51,13 +51,9 @@ def test_the_right_one_passes_and_theirs_comes_back():
     assert found["moved ours"] < 2e-6 < found["moved theirs"]
 
 
-def test_a_wrong_one_fails():
+def test_a_wrong_one_and_a_model_without_positions_fail():
     assert not tried(stretched)["passed"]
-
-
-def test_a_model_that_does_not_use_positions_fails():
-    """The control: without the rotation it gives the same."""
-    assert not tried(right, textbook)["passed"]
+    assert not tried(right, textbook)["passed"]  # the control gives the same
 
 
 def test_the_sessions_the_workflow_and_the_table_have_the_same_clients():
