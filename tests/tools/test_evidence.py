@@ -30,29 +30,29 @@ def tiny(evidence):
 
 @pytest.mark.slow
 def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(evidence, tmp_path, monkeypatch, capsys):
-    file, trained, train = tmp_path / "new" / "evidence.json", [], evidence.train_text.train
+    file, train = tmp_path / "new" / "evidence.json", evidence.train_text.train
     monkeypatch.setattr(evidence, "models", lambda: {name: evidence.VARIANTS[name] for name in ("learned", "rotary")})
     monkeypatch.setattr(evidence, "OFFSETS", (0, 10**6, 10**7, 10**8))
     monkeypatch.setattr(evidence.signal, "signal", lambda *_: None)  # Ctrl-C stays with pytest
 
-    def interrupted_once(setup, variant, text, steps, seed):
-        trained.append(variant.family)
-        if len(trained) == 2:
-            raise KeyboardInterrupt
-        return train(setup, variant, text, steps, seed)
+    def run(steps, interrupted):
+        def patched(setup, variant, *arguments):
+            if variant.family == interrupted:
+                raise KeyboardInterrupt
+            return train(setup, variant, *arguments)
 
-    monkeypatch.setattr(evidence.train_text, "train", interrupted_once)
-    arguments = ["--output", str(file), "--seeds", "3", "--steps"]
-    assert evidence.main([*arguments, "1"], tiny(evidence)) == 130
-    before = json.loads(file.read_text(encoding="utf-8"))
-    assert list(before["seeds"]["3"]) == ["learned"]
-    assert evidence.main([*arguments, "1"], tiny(evidence)) == 0 and len(trained) == 3
-    results = json.loads(file.read_text(encoding="utf-8"))
-    assert results["seeds"]["3"].pop("rotary")["far"]["offset"] == [0, 10**6, 10**7, 10**8] and results == before
+        monkeypatch.setattr(evidence.train_text, "train", patched)
+        status = evidence.main(["--output", str(file), "--seeds", "3", "--steps", steps], tiny(evidence))
+        return status, json.loads(file.read_text(encoding="utf-8"))
+
+    status, before = run("1", "rotary")
+    assert status == 130 and list(before["seeds"]["3"]) == ["learned"]
+    status, results = run("1", "learned")  # which is not trained again
+    assert status == 0 and results["seeds"]["3"].pop("rotary")["far"] and results == before
     learned = results["seeds"]["3"]["learned"]["bits_per_byte"]
     assert learned["16"] > 1 and learned["32"] is learned["64"] is None
     with pytest.raises(SystemExit):  # numbers of other settings are not mixed in
-        evidence.main([*arguments, "2"], tiny(evidence))
+        run("2", "")
     assert "has results of other steps" in capsys.readouterr().err
 
 

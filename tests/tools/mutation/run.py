@@ -24,9 +24,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
 import multiprocessing
 import multiprocessing.connection
@@ -132,23 +130,15 @@ class Chosen:
         self.began.write_text(nodeid)
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Imports a mutant in place of a module."""
+def replace_module(mutant: Mutant) -> None:
+    """From now on the mutant is imported in place of its module."""
+    loader, file = importlib.machinery.SourceFileLoader, str(FOLDER / mutant.file)
+    whole = loader.get_code
 
-    def __init__(self, mutant: Mutant) -> None:
-        self.name, self.file = f"posenc_jax.{module_of(mutant.file)}", str(FOLDER / mutant.file)
-        self.source = mutant.source
+    def get_code(self: importlib.machinery.SourceFileLoader, name: str) -> Any:
+        return compile(mutant.source, file, "exec", dont_inherit=True) if self.path == file else whole(self, name)
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != self.name:
-            return None
-        source, file = self.source, self.file
-
-        class Loader(importlib.machinery.SourceFileLoader):
-            def get_code(self, fullname: str) -> Any:
-                return compile(source, file, "exec", dont_inherit=True)
-
-        return importlib.util.spec_from_file_location(name, file, loader=Loader(name, file))
+    loader.get_code = get_code
 
 
 def fork(work: Callable[[], Any], log: str | Path = os.devnull) -> multiprocessing.Process:
@@ -233,7 +223,7 @@ def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
 
 def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, began: Path) -> int:
     """Runs the tests on the mutant: pytest's exit code."""
-    sys.meta_path.insert(0, Finder(mutant))
+    replace_module(mutant)
     try:
         import posenc_jax.hf  # noqa: F401
     except Exception:
