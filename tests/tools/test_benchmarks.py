@@ -1,5 +1,6 @@
 """The benchmarks: a small run from end to end, who is behind, and that pages show the figures of the results."""
 
+import dataclasses
 import importlib
 import json
 import subprocess
@@ -100,15 +101,22 @@ def test_no_two_steps_of_a_run_have_one_name(bench, platform):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "more"), [("position unchanged", 0), ("position moving", 255 * 256 // 2)])
-def test_a_loop_rotates_at_each_position(bench, way, more):
+def test_a_loop_rotates_at_each_position_and_a_stack_projects(bench):
     """256 rotations by p are one by 256 p; one further each time, by 256 p + (0 + 1 + … + 255)."""
-    x = np.random.default_rng(0).standard_normal((2, 1, 2, 8), np.float32)
+    x, loops = np.random.default_rng(0).standard_normal((2, 1, 2, 8), np.float32), bench.loops
     rotate = lambda x, positions: pe.rotary(x, positions, head_axis=-2)  # noqa: E731
-    case = bench.cases.Case("loop", x.shape, layout="half", way=way)
-    (positions,) = bench.loops.arguments(case)
-    want = rotate(x, 256 * positions + more)
-    np.testing.assert_allclose(bench.loops.loop(case, rotate)(x, positions), want, rtol=0, atol=2e-4)
+    for way, more in {"position unchanged": 0, "position moving": 255 * 256 // 2}.items():
+        case = bench.cases.Case("loop", x.shape, layout="half", way=way)
+        (positions,) = loops.arguments(case)
+        want = rotate(x, 256 * positions + more)
+        np.testing.assert_allclose(loops.loop(case, rotate)(x, positions), want, rtol=0, atol=2e-4)
+    case = bench.cases.Case("stack", x.shape, layout="half", way="scanned")
+    (positions, weights), want = loops.arguments(case), x
+    for matrix in weights:
+        want = rotate((want.reshape(2, 1, 16) @ np.asarray(matrix)).reshape(x.shape), positions)
+    for way in ("scanned", "unrolled"):
+        got = loops.stack(dataclasses.replace(case, way=way), rotate)(x, positions, weights)
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_constants_of_polynomials_are_as_good_as_the_fits(bench):

@@ -22,17 +22,15 @@ def test_tokens_are_those_of_code():
 
 
 def test_a_number_above_its_budget_fails_and_a_smaller_one_lowers_it(tmp_path, capsys):
-    def status(source, *options):
-        (tmp_path / "posenc_jax/a.py").write_text(source)
-        return budget.main(tmp_path, file, [*options])
-
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    file = tmp_path / "tests/budget.toml"
-    assert status("x = 1\n") == 0 and file.read_text() == TOML
-    assert status("x = 1\ny\n", "--lower") == 1
-    assert "Over budget: tokens.package." in capsys.readouterr().out
+    file, package = tmp_path / "tests/budget.toml", tmp_path / "posenc_jax/a.py"
+    package.write_text("x = 1\n")
+    assert budget.main(tmp_path) == 0 and file.read_text() == TOML
+    package.write_text("x = 1\ny\n")
+    assert budget.main(tmp_path, lower=True) == 1
+    assert "Over budget: tokens.package by 1." in capsys.readouterr().out
     assert file.read_text() == TOML.replace("50", "5")
     # The project's own budget has a number for each that is measured.
     limits = budget.allowed(budget.BUDGET.read_text(encoding="utf-8"))

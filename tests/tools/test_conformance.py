@@ -56,21 +56,22 @@ def other_layout(arguments):
 
 
 # A function, what a mistake makes of its arguments, and the cases that show it.
-WRONG = {
-    "the other layout": ("rotary", {"layout": other_layout}, "(rotary-8|partial|axes)-(?!encoding).*-near"),
-    "a wrong base": ("rotary", {"base": lambda a: a["base"] * 1.001}, "rotary-8-.*"),
-    "no scaling": ("rotary", {"scaling": lambda a: None}, "scaling-(?!dynamic.*near).*"),
-    "every feature rotated": ("rotary", {"rotary_width": lambda a: len(a["x"])}, "partial-.*"),
-    "keys as queries": ("xpos", {"of": lambda a: "query"}, "xpos-key-.*"),
-    "slopes in one series": ("alibi", {"heads": lambda a: 2 ** (a["heads"] - 1).bit_length()}, "alibi-(3|6|12)-.*"),
-    "buckets one off": ("t5", {"max_distance": lambda a: a["max_distance"] - 1}, "t5-.*-edges"),
-    "no window": ("attention", {"window": lambda a: (None, None)}, "attention-(left|right|both|sliding).*-(near|far)"),
-}
+WRONG = [
+    ("rotary", {"layout": other_layout}, "(rotary-8|partial|axes)-(?!encoding).*-near"),
+    ("rotary", {"base": lambda a: a["base"] * 1.001}, "rotary-8-.*"),
+    ("rotary", {"scaling": lambda a: None}, "scaling-(?!dynamic.*near).*"),
+    ("rotary", {"rotary_width": lambda a: len(a["x"])}, "partial-.*"),
+    ("xpos", {"of": lambda a: "query"}, "xpos-key-.*"),
+    ("timestep", {"cosines_first": lambda a: not a["cosines_first"]}, "timestep-.*"),
+    ("alibi", {"heads": lambda a: 2 ** (a["heads"] - 1).bit_length()}, "alibi-(3|6|12)-.*"),
+    ("t5", {"max_distance": lambda a: a["max_distance"] - 1}, "t5-.*-edges"),
+    ("attention", {"window": lambda a: (None, None)}, "attention-(left|right|both|sliding).*-(near|far)"),
+    ("attention", {"sinks": lambda a: None}, "attention-(sliding-sinks|sinks|all)-(near|decode|far)"),
+]
 
 
-@pytest.mark.parametrize("mistake", WRONG)
-def test_a_wrong_library_fails_every_case_that_shows_it(mistake):
-    function, changes, pattern = WRONG[mistake]
+@pytest.mark.parametrize(("function", "changes", "pattern"), WRONG)
+def test_a_wrong_library_fails_every_case_that_shows_it(function, changes, pattern):
     assert set(outcomes(wrong(function), named(pattern)).values()) == {run.PASSED}
     assert set(outcomes(wrong(function, **changes), named(pattern)).values()) == {run.FAILED}
 

@@ -21,7 +21,6 @@ POSITIONS = RNG.integers(-(2**31), 2**31, 64).astype(np.int32)
 X = RNG.normal(size=(64, DIM)).astype(np.float32)
 TABLE = RNG.normal(size=(32, DIM)).astype(np.float32)
 ROWS, QUERIES, KEYS = (np.arange(*of, dtype=np.int32) for of in ((64,), (100, 112), (112,)))
-SLOPES = np.linspace(0.1, 0.9, 4, dtype=np.float32)
 
 
 class Case(NamedTuple):
@@ -66,31 +65,21 @@ def attend(p, x):
 
 
 def cases():
-    """Cases by name."""
+    """Cases by name: each of another primitive, derivative or sharding; the rest of the library is made of these."""
     mixed, floats = (POSITIONS, X), POSITIONS.astype(np.float32) / 2**17
     triples = np.stack([POSITIONS, ROWS, ROWS // 2], -1)
-    sections = pe.multi_section(DIM, (2, 2, 2))
-    biases = {
-        "kerple_log": lambda i, j: pe.kerple_log(i, j, SLOPES, SLOPES),
-        "fire": lambda i, j: pe.fire(i, j, (SLOPES, SLOPES, TABLE[:4, :4], SLOPES), c=0.1, threshold=50.0),
-        "sandwich": lambda i, j: pe.sandwich(i, j, 4, DIM),
-    }
     with_derivative = {"derivative": True, "rounded": True}
     return {
         "sinusoidal": Case(lambda p: pe.sinusoidal(p, DIM), (POSITIONS,)),
         "add_sinusoidal": Case(lambda p, x: pe.add_sinusoidal(x, p, scale=1.7), mixed, derivative=True),
-        "shift": Case(lambda p, x: pe.shift(x, p, DIM), mixed, derivative=True),
         "fourier_features": Case(pe.fourier_features, (X[:, :2], TABLE[:2]), fixed=(1,), **with_derivative),
         "rotary": Case(rotate, mixed, derivative=True),
         "rotary, float positions": Case(partial(rotate, layout="interleaved"), (floats, X), derivative=True),
-        "rotary, sections": Case(partial(rotate, frequencies=sections), (triples, X), derivative=True),
+        "rotary, sections": Case(partial(rotate, frequencies=pe.multi_section(DIM, (2, 2, 2))), (triples, X)),
         "pope": Case(lambda p, x: pe.pope(x, p, head_axis=None), mixed),
         "learned": Case(pe.learned, (ROWS % 32, TABLE), fixed=(1,), derivative=True),
-        "positions_from_segments": Case(pe.positions_from_segments, (ROWS // 5,)),
         "attention": Case(attend, (QUERIES, X[:48].reshape(3, 12, 4, 4)), fixed=(0, 1), **with_derivative),
-        "alibi": Case(pe.alibi, (QUERIES, KEYS, SLOPES), fixed=(1, 2), **with_derivative),
         "t5": Case(pe.t5, (QUERIES, KEYS, TABLE[:, :4]), fixed=(1, 2), **with_derivative),
-        **{name: Case(bias, (QUERIES, KEYS), rounded=True) for name, bias in biases.items()},
         "sharded": Case(sharded, mixed, fixed=(0, 1)),
     }
 
@@ -103,20 +92,18 @@ def derivative_of(f, arguments):
 
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "head_dim": 64, "max_position_embeddings": 8192}
-CONFIG["rope_parameters"] = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
-CONFIG["rope_parameters"]["original_max_position_embeddings"] = 2048
+ROPE = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_position_embeddings": 2048}
 
 
 def objects():
     """What is pickled to carry it from one process to another."""
-    plan, spectrum = rotary_from_config(CONFIG), pe.yarn(64, 5e5, 4.0, original_max=2048)
+    plan, spectrum = rotary_from_config(CONFIG | {"rope_parameters": ROPE}), pe.yarn(64, 5e5, 4.0, original_max=2048)
     return {"spectrum": spectrum, "plan": plan, "function": pe.rotary}
 
 
 # Modules of biases, whose states are checkpoints.
 MODULES = {
     "T5Bias": lambda: modules.T5Bias(4, rngs=nnx.Rngs(0)),
-    "KERPLE": lambda: modules.KERPLE(4, rngs=nnx.Rngs(0)),
     "FIRE": lambda: modules.FIRE(4, rngs=nnx.Rngs(0)),
 }
 

@@ -8,7 +8,7 @@ module in a process of its own, which runs the tests that reach its statement un
 room (`tests/unit/ROOM`, and `tests/huggingface` for `hf`), then the others, the cheapest case of every test first.
 
 `--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws
-so many mutants, as many of each room as its size asks for. `--without` leaves out tests that are to be deleted, by the
+so many mutants. `--without` leaves out tests that are to be deleted, by the
 beginnings of their names (`tests/unit/x.py::test`), and tries only the mutants that they reach. What becomes of a
 mutant is kept in `build/mutation` too, so that a run that is interrupted goes on.
 
@@ -267,25 +267,14 @@ def run(
 def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mutant], int]:
     """(mutants of the modules, how many there are in all)
 
-    A sample takes the share of each room, and in it the mutants of the smallest hashes: a change of some lines leaves
-    the others in it.
+    A sample takes those of the smallest hashes: a change of some lines leaves the others in it.
     """
     from mutants import mutants_of
 
-    rooms = defaultdict(list)
-    for file in (MODULES[module] for module in modules):
-        for mutant in mutants_of(file, (FOLDER / file).read_text(encoding="utf-8")):
-            rooms[mutant.room].append(mutant)
-    total = sum(map(len, rooms.values()))
-    sample = total if sample is None else sample
-    drawn, before = [], 0
-    for mutants in rooms.values():
-        mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
-        after = before + len(mutants)
-        # The shares are rounded so that they sum to the sample.
-        drawn += mutants[: sample * after // total - sample * before // total]
-        before = after
-    return drawn, total
+    files = [MODULES[module] for module in modules]
+    found = [mutant for file in files for mutant in mutants_of(file, (FOLDER / file).read_text(encoding="utf-8"))]
+    found.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
+    return found[:sample], len(found)
 
 
 def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[str, str], options: Any) -> int:
@@ -329,13 +318,13 @@ def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Puts small faults into the library and looks which tests fail.")
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)} (default: all)")
-    parser.add_argument("--sample", type=int, metavar="N", help="mutants drawn from all of them (default: all)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawing (default: 0)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="at once (default: one a core)")
-    parser.add_argument("--default", action="store_true", help="the tests of `nox -s tests` alone")
-    parser.add_argument("--own", action="store_true", help="only the tests of the rooms that are tried")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="(default: all)")
+    parser.add_argument("--sample", type=int, metavar="N", help="mutants (default: all)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample (default: 0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="(default: one a core)")
+    parser.add_argument("--default", action="store_true", help="without slow tests")
+    parser.add_argument("--own", action="store_true", help="only tests of the rooms tried")
     parser.add_argument("--without", nargs="+", default=[], metavar="TEST", help="tests that are to be deleted")
     options = parser.parse_args()
     options.tier = "not slow" if options.default else ""
