@@ -33,17 +33,17 @@ def returns(f):
 def signature(f):
     """Names, kinds, annotations as in the source, where they stay strings, and defaults."""
     f = f.__init__ if inspect.isclass(f) else f  # a metaclass may hide it
-    kept, bare = [], False
+    shown, bare = [], False
     for p in inspect.signature(f).parameters.values():
-        if p.name == "self" or p.name in OF_FLAX:
+        if p.name in ("self", *OF_FLAX):
             continue
         if p.kind is p.KEYWORD_ONLY and not bare:
-            kept.append("*")
+            shown.append("*")
         bare |= p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
         stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
         annotation = "" if p.annotation is p.empty else f": {p.annotation}"
-        kept.append(stars + p.name + annotation + ("" if p.default is p.empty else f" = {default(p.default)}"))
-    return f"({', '.join(kept)}){returns(f)}"
+        shown.append(stars + p.name + annotation + ("" if p.default is p.empty else f" = {default(p.default)}"))
+    return f"({', '.join(shown)}){returns(f)}"
 
 
 def public(module):

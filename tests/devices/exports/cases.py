@@ -34,6 +34,7 @@ class Case(NamedTuple):
     fixed: tuple[int, ...] = ()
     derivative: bool = False  # by the last argument too
     rounded: bool = False
+    sharded: bool = False  # over eight devices
 
     @property
     def shapes(self):
@@ -80,15 +81,20 @@ def cases():
         "learned": Case(pe.learned, (ROWS % 32, TABLE), fixed=(1,), derivative=True),
         "attention": Case(attend, (QUERIES, X[:48].reshape(3, 12, 4, 4)), fixed=(0, 1), **with_derivative),
         "t5": Case(pe.t5, (QUERIES, KEYS, TABLE[:, :4]), fixed=(1, 2), **with_derivative),
-        "sharded": Case(sharded, mixed, fixed=(0, 1)),
+        "sharded": Case(sharded, mixed, fixed=(0, 1), sharded=True),
     }
 
 
-def derivative_of(f, arguments):
-    """That by the last argument, of a cotangent that tells the elements apart."""
-    *first, last = arguments
-    y, pull = jax.vjp(lambda last: f(*first, last), last)
-    return pull(jnp.linspace(-1, 1, y.size, dtype=y.dtype).reshape(y.shape))[0]
+def results(f, case):
+    """The value of f, which is the case's function or was loaded, and the derivative by the last argument."""
+    *first, last = [jax.device_put(x, sharding()) for x in case.arguments] if case.sharded else case.arguments
+
+    def derivative(last):  # of a cotangent that tells the elements apart
+        y, pull = jax.vjp(lambda last: f(*first, last), last)
+        return pull(jnp.linspace(-1, 1, y.size, dtype=y.dtype).reshape(y.shape))[0]
+
+    found = {"y": jax.jit(f)(*first, last)} | ({"dx": jax.jit(derivative)(last)} if case.derivative else {})
+    return {name: np.asarray(x) for name, x in found.items()}
 
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "head_dim": 64, "max_position_embeddings": 8192}
