@@ -83,8 +83,11 @@ class Compiled:
     def large(self) -> list[str]:
         """The operations, outside fusions, that write at least as many elements or bytes as the output has."""
         wrote = [(name, shape) for shape, name, rest in self.outside if name not in FREE and not BUFFERS.search(rest)]
-        large = lambda shape: elements_of(shape) >= self.elements or max(sizes_of(shape), default=0) >= self.size  # noqa: E731
-        return [name for name, shape in wrote if large(shape)]
+        return [
+            name
+            for name, shape in wrote
+            if elements_of(shape) >= self.elements or max(sizes_of(shape), default=0) >= self.size
+        ]
 
     @functools.cached_property
     def collectives(self) -> tuple[list[str], list[str]]:

@@ -24,7 +24,7 @@ LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 
 
 def tokens(source: str, characters: bool = False) -> int:
-    """The tokens of a module without its docstrings, comments and layout; with `characters`, a string counts by them."""
+    """The tokens of a module without docstrings, comments and layout; with `characters`, a string counts by them."""
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(source))

@@ -15,8 +15,8 @@ mutant is kept in `build/mutation` too, so that a run that is interrupted goes o
 The draw by which tests are cut must not be the one by which the cut is accepted: take another seed.
 
 `survivors.json` gives the reason for the mutants that no test can kill: most change the speed alone, or nothing. It
-names them by their function and text, so it outlives a move; they are not tried. The exit status is 1 if fewer than 95 % of the others are
-killed, or if all were tried and one survives.
+names them by their function and text, so it outlives a move; they are not tried. The exit status is 1 if fewer than
+95 % of the others are killed, or if all were tried and one survives.
 """
 
 from __future__ import annotations
