@@ -37,6 +37,7 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "tests"))
 import peers  # noqa: E402
 import peers.posenc as library  # noqa: E402
+from estimates import transferred, unestimated  # noqa: E402
 from peers import plain  # noqa: E402
 
 from devices import aot  # noqa: E402
@@ -94,15 +95,15 @@ def figure(target, case, peer):
     compiled = target.compile(*program(case, peer))
     yardstick, arrays = (target.fill, 1) if case.kind == "table" else (target.copy, 2)  # as many are read and written
     yardstick = yardstick(case.shape, jnp.dtype(case.dtype)).cycles
-    known = target.name != "h200" and "while" not in compiled.unestimated
-    cycles = round(compiled.cycles + compiled.transferred / (arrays * case.size) * yardstick) if known else None
+    known = target.name != "h200" and "while" not in unestimated(compiled)
+    cycles = round(compiled.cycles + transferred(compiled) / (arrays * case.size) * yardstick) if known else None
     return {
         "target": target.name,
         "case": case.name,
         "who": peer.NAME,
         "cycles": cycles,
         "ratio": cycles / yardstick if known else None,
-        "unestimated": len(compiled.unestimated) if known else 0,
+        "unestimated": len(unestimated(compiled)) if known else 0,
         "temporaries": compiled.temporaries,
         "writes": sum(not name.endswith(("-start", "-done")) for name in compiled.large),
         "fusions": compiled.fusions,

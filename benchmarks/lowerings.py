@@ -104,10 +104,12 @@ def timed(functions, rows, shape, dtype, rounds):
 
 def compiled_for(target, functions, rows, shape, dtype):
     """The cycles of each function in those of a copy (a GPU's compiler estimates none), fusions and temporaries."""
+    from estimates import unestimated
+
     copy, size, cells = target.copy(shape, jnp.dtype(dtype)).cycles, np.prod(shape) * jnp.dtype(dtype).itemsize, {}
     for name, f in functions.items():
         made = target.compile(f, (shape, jnp.dtype(dtype)), (rows, jnp.int32))
-        cycles = f"{'≥ ' * bool(made.unestimated)}{made.cycles / copy:.2f}; " if copy else ""
+        cycles = f"{'≥ ' * bool(unestimated(made))}{made.cycles / copy:.2f}; " if copy else ""
         cells[name] = f"{cycles}{made.fusions} fusions; {made.temporaries / size:.1f}"
     return cells
 

@@ -46,9 +46,9 @@ class Announcer:
 def pytest_configure(config):
     tiers.both = not config.option.markexpr
     quick.optimized = quick.ALWAYS or tiers.both  # what a module compiles once serves its default tests
-    config.pluginmanager.register(Programs(Path(COMPILED)).listen())
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
+        config.pluginmanager.register(Programs(Path(COMPILED)))
 
 
 def pytest_collection_finish():

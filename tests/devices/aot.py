@@ -25,11 +25,7 @@ COLLECTIVES |= {"all-to-all", "ragged-all-to-all"}
 # A matrix product rounds phases to TF32 or bfloat16; the others are passes over memory of their own.
 SLOW = {"dot", "convolution", "custom-call", "sort", "gather", "scatter", "while"}
 FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # they write nothing
-NAMES_OF_BUFFERS = (
-    "AllocateBuffer",
-    "AssumeGatherIndicesInBound",
-    "ConcatBitcast",
-)  # custom calls that compute nothing
+BUFFERS = re.compile('"(AllocateBuffer|AssumeGatherIndicesInBound|ConcatBitcast)"')  # calls that compute nothing
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\((.*)$", re.M)
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
@@ -64,31 +60,8 @@ class Compiled:
         cycles = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', self.text)]
         return sum(n for n in cycles if n < 2**62)  # the largest int64 stands for "unknown"
 
-    @functools.cached_property
-    def unestimated(self) -> list[str]:
-        """The operations outside fusions without an estimate that write at least a sixteenth of the result.
-
-        Where there are any, `cycles` is less than all. What a loop repeats is estimated once. Asynchronous transfers
-        are `transferred`.
-        """
-        names = []
-        for shape, name, rest in self._outside:
-            estimate = re.search(r'"estimated_cycles":"(\d+)"', rest)
-            nothing = (
-                name in FREE or name.endswith(("-start", "-done")) or any(f'"{t}"' in rest for t in NAMES_OF_BUFFERS)
-            )
-            if not nothing and 16 * _elements(shape) >= self.elements and (not estimate or int(estimate[1]) >= 2**62):
-                names.append(name)
-        return names
-
-    @functools.cached_property
-    def transferred(self) -> int:
-        """Bytes that asynchronous copies move between memories, for which there is no estimate."""
-        moved = (_sizes(shape) for shape, name, _ in self._outside if name in ("copy-start", "slice-start"))
-        return sum(min(sizes) for sizes in moved if sizes)  # of a slice the type has its source too
-
     @property
-    def _outside(self) -> list[tuple[str, str, str]]:
+    def outside(self) -> list[tuple[str, str, str]]:
         """The types, names and the rest of the operations outside fusions."""
         return _INSTRUCTION.findall(self.text[self.text.index("\nENTRY ") :])
 
@@ -103,18 +76,17 @@ class Compiled:
     @functools.cached_property
     def operations(self) -> set[str]:
         """The names of all operations, inside fusions too; an asynchronous one under its plain name."""
-        found = _INSTRUCTION.findall(self.text)
-        named = {name for _, name, rest in found if not any(f'"{target}"' in rest for target in NAMES_OF_BUFFERS)}
+        named = {name for _, name, rest in _INSTRUCTION.findall(self.text) if not BUFFERS.search(rest)}
         return {re.sub(r"-(start|done|update)$", "", name) for name in named}
 
     @functools.cached_property
     def large(self) -> list[str]:
         """The operations, outside fusions, that write at least as many elements or bytes as the output has."""
-        wrote = [x for x in self._outside if x[1] not in FREE and not any(f'"{t}"' in x[2] for t in NAMES_OF_BUFFERS)]
+        wrote = [(name, shape) for shape, name, rest in self.outside if name not in FREE and not BUFFERS.search(rest)]
         return [
             name
-            for shape, name, _ in wrote
-            if _elements(shape) >= self.elements or max(_sizes(shape), default=0) >= self.size
+            for name, shape in wrote
+            if elements_of(shape) >= self.elements or max(sizes_of(shape), default=0) >= self.size
         ]
 
     @functools.cached_property
@@ -140,12 +112,12 @@ class Compiled:
         assert "f64[" not in self.text
 
 
-def _elements(shape: str) -> int:
+def elements_of(shape: str) -> int:
     """The largest array in an HLO type."""
     return max((math.prod(int(n) for n in s.split(",") if n) for s in _SHAPE.findall(shape)), default=0)
 
 
-def _sizes(shape: str) -> list[int]:
+def sizes_of(shape: str) -> list[int]:
     """The bytes of each array in an HLO type but for scalars."""
     found = re.findall(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]+)\]", shape)
     return [math.prod(int(n) for n in dims.split(",")) * int(bits or 8) // 8 for _, bits, dims in found]

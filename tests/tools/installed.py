@@ -32,15 +32,7 @@ def check_files() -> None:
     assert {"py.typed", "facts.json", "LICENSE", "METADATA"} <= names
     with tarfile.open(SDIST) as archive:
         shipped = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    needed = {
-        "pyproject.toml",
-        "hatch_build.py",
-        "noxfile.py",
-        "README.md",
-        "LICENSE",
-        "CHANGELOG.md",
-        "tests/conftest.py",
-    }
+    needed = {"pyproject.toml", "hatch_build.py", "noxfile.py", "README.md", "LICENSE", "tests/conftest.py"}
     assert needed | {str(file) for file in wheel.files if file.suffix == ".py"} <= shipped
     unwanted = [name for name in shipped if re.match(r"(build|site|\.nox)/|.*__pycache__", name)]
     assert not unwanted, unwanted
@@ -69,11 +61,8 @@ def run_readme() -> int:
 
 if __name__ == "__main__":
     check_files()
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("posenc_jax", "jax", "flax", "numpy")]
-    print(f"Python {sys.version.split()[0]}, {', '.join(versions)}", flush=True)
     if importlib.util.find_spec("matplotlib"):  # without it, all else was run
         print(f"{run_docstrings(figures=True)} examples of figures run as installed")
     else:
-        print(
-            f"{run_docstrings(figures=False)} examples of docstrings and {run_readme()} of README.md run as installed"
-        )
+        counts = run_docstrings(figures=False), run_readme()
+        print("examples of docstrings and of README.md that run as installed:", *counts)

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -61,9 +62,6 @@ def test_the_command(tmp_path):
     more = {name: variant["parameters"] - variants["none"]["parameters"] for name, variant in variants.items()}
     learned = {"learned": 128 * results["setup"]["width"], "t5": 16 * 4, "kerple": 2 * 4, "pope": 96}
     assert more == dict.fromkeys(NAMES, 0) | learned | {"fire": 32 + 32 + 32 * 4 + 4 + 2}
-    # The same weights and batches at first: positions are what makes the models differ.
-    costs = [tuple(variant["windows"]["128"]["by_position"]) for name, variant in variants.items() if name != "yarn"]
-    assert len({*costs}) == len(costs)
     # The page needs nothing beside it, and every image has words for it.
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert not re.search(r'<script|<link|@import|url\(|(?:src|srcset|href)="(?!data:)', page)
@@ -102,28 +100,22 @@ def test_windows_of_each_length_predict_the_same_bytes(train_text, monkeypatch):
     setup = train_text.Setup(**TINY, batch=2, segments=16)
     text = np.frombuffer(SCRIPT.read_bytes(), np.uint8)
     windows, beyond = train_text.evaluate(setup, train_text.VARIANTS["none"], None, text)
-    costs = {length: np.zeros((16, 64)) for length in (16, 32, 64)}
+    starts = np.linspace(0, len(text) - 65, 16).astype(int)
+    rows, i = np.float64(text[starts[:, None] + np.arange(65)]), np.arange(64)
+    costs = {length: rows[:, 1:] * (i % length + 1) + rows[:, :-1] for length in (16, 32, 64)}
     for length, want in costs.items():
-        for row, start in enumerate(np.linspace(0, len(text) - 65, 16).astype(int)):
-            for i in range(64):
-                want[row, i] = int(text[start + i + 1]) * (i % length + 1) + int(text[start + i])
-        by_position = want.reshape(-1, length // 2, 2).mean(axis=(0, 2))
-        assert_within(windows[str(length)]["by_position"], by_position, 1e-4, against=f"a loop over {length} bytes")
-        assert windows[str(length)]["bits_per_byte"] == pytest.approx(want.mean(), abs=1e-4)
+        found, by_position = windows[str(length)], want.reshape(-1, length // 2, 2).mean(axis=(0, 2))
+        assert_within(found["by_position"], by_position, 1e-4)
+        assert found["bits_per_byte"] == pytest.approx(want.mean(), abs=1e-4)
     near, far = (costs[length][:, 16:].mean(axis=1) for length in (16, 64))
-    assert beyond["within"] == pytest.approx(near.mean(), abs=1e-4)
-    assert beyond["beyond"] == pytest.approx(far.mean(), abs=1e-4)
-    assert beyond["standard_error"] == pytest.approx(np.std(far - near, ddof=1) / 4, abs=1e-4)
+    error = np.std(far - near, ddof=1) / 4
+    want = {"within": near.mean(), "beyond": far.mean(), "standard_error": error}
+    assert {name: beyond[name] for name in want} == pytest.approx(want, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("differences", "verdict"),
-    [
-        ([1, 2, 3], "loses"),
-        ([-1.1, -1.1, -1.2], "gains"),
-        ([-1, 0, 5], "keeps"),  # within two standard errors
-        ([0.9, 0.8, 0.85], "keeps"),  # within 1%
-    ],
+    [([1, 2, 3], "loses"), ([-1.1, -1.1, -1.2], "gains"), ([-1, 0, 5], "keeps"), ([0.9, 0.8, 0.85], "keeps")],
 )
 def test_a_verdict_needs_one_percent_and_two_standard_errors(differences, verdict, train_text):
     near = 100 + 0.1 * np.random.default_rng(0).normal(size=(3, 8))
@@ -134,20 +126,18 @@ def test_a_verdict_needs_one_percent_and_two_standard_errors(differences, verdic
 
 @pytest.mark.slow
 def test_models_share_all_initial_weights_but_those_of_positions(train_text):
-    weights = {}
-    for name, variant in train_text.VARIANTS.items():
-        state = nnx.to_flat_state(nnx.state(train_text.Decoder(train_text.Setup(**TINY), variant, 0, TINY["length"])))
-        weights[name] = {path: leaf[...] for path, leaf in state if not {"positions", "attention_fn"} & set(path)}
-    for name, other in weights.items():
-        assert other.keys() == weights["none"].keys()
-        for path, drawn in other.items():
-            np.testing.assert_array_equal(drawn, weights["none"][path], err_msg=f"{path} of {name}")
+    def weights(name):
+        model = train_text.Decoder(train_text.Setup(**TINY), train_text.VARIANTS[name], 0, TINY["length"])
+        state = nnx.to_flat_state(nnx.state(model))
+        return {path: leaf[...] for path, leaf in state if not {"positions", "attention_fn"} & set(path)}
+
+    want = weights("none")
+    for name in NAMES[1:]:
+        jax.tree.map(np.testing.assert_array_equal, weights(name), want)
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"), [("--steps", "0", "at least 1"), ("--output", SCRIPT, "folder")]
-)
-def test_wrong_options_are_explained(option, value, message, train_text, capsys):
+@pytest.mark.parametrize(("option", "value"), [("--steps", "0"), ("--output", str(SCRIPT))])
+def test_wrong_options_are_explained(option, value, train_text, capsys):
     with pytest.raises(SystemExit):
-        train_text.main([option, str(value)])
-    assert re.search(f"argument {option}: .*{message}", capsys.readouterr().err)
+        train_text.main([option, value])
+    assert f"argument {option}: " in capsys.readouterr().err

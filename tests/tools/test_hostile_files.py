@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 checkpoint, generate = map(importlib.import_module, ("checkpoint", "generate"))
 CASES = 400 * MANY
 CONFIG = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2}
-CONFIG |= {"num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 10, "rope_theta": 1e4}
+CONFIG |= {"num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 10}
 SHAPES = {"embed_tokens": (10, 8), "norm": (8,)}
 TENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
 NUMBERS = 0, 1, 7, 2**31, 2**63 - 1, 2**64 - 1
@@ -86,12 +86,11 @@ def test_broken_folders_are_read_or_refused(whole, tmp_path):
     assert set(refused) == set(content) and refused.total() > CASES / 2
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/../model.safetensors", "..", 3])
+@pytest.mark.parametrize("name", [f"../{TENSORS}", "/etc/passwd", "..", 3])
 def test_an_index_names_files_beside_it_alone(whole, tmp_path, name):
-    content, settings = whole
     inside = tmp_path / "inside"
     inside.mkdir()
-    (tmp_path / TENSORS).write_bytes(content[TENSORS])
+    (tmp_path / TENSORS).write_bytes(whole[0][TENSORS])
     (inside / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
     with pytest.raises(ValueError, match="weight_map must name files beside it"):
-        checkpoint.Tensors(inside, settings)
+        checkpoint.Tensors(inside, whole[1])

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 import posenc_jax as pe
 from devices.aot import Target, tpu_topology
-from devices.compile.cases import ATTENTION, BF16, BIASES, CASES, F32, bf16, derivative_of_bias, f32, i32, rotary
+from devices.compile.cases import ATTENTION, BF16, BIASES, CASES, F32, bf16, derivative_of_bias, f32, i32
 from devices.on_pods import textbook
 
 pytestmark = pytest.mark.compile_tpu
@@ -108,21 +108,6 @@ def test_attention_over_batch_and_heads():
 
     compiled = mesh.compile(by_slopes, x, x, x, x, slopes, out=("y",))
     assert compiled.collectives == (["all-reduce"], ["all-reduce"])  # at the end, not with every tile
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_no_plain_rotation_is_faster(chip, dtype):
-    """As libraries write it, with exact cosines and sines for all batches and heads to share."""
-
-    def plain(x):
-        waves = pe.sinusoidal(jnp.arange(x.shape[1]), x.shape[3], layout="half")[None, :, None]
-        (sine, cosine), (x1, x2) = jnp.split(waves, 2, axis=-1), jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        return jnp.concatenate([x1 * cosine - x2 * sine, x2 * cosine + x1 * sine], axis=-1).astype(x.dtype)
-
-    ours, theirs = (chip.compile(f, ((1, 4096, 32, 128), dtype)) for f in (rotary, plain))
-    assert ours.cycles <= theirs.cycles
-    with pytest.raises(AssertionError):
-        theirs.check_elementwise(SMALL)
 
 
 def test_control_the_textbook_formula_is_caught(chip):

@@ -21,7 +21,6 @@ POSITIONS = RNG.integers(-(2**31), 2**31, 64).astype(np.int32)
 X = RNG.normal(size=(64, DIM)).astype(np.float32)
 TABLE = RNG.normal(size=(32, DIM)).astype(np.float32)
 ROWS, QUERIES, KEYS = (np.arange(*of, dtype=np.int32) for of in ((64,), (100, 112), (112,)))
-SLOPES = np.linspace(0.1, 0.9, 4, dtype=np.float32)
 
 
 class Case(NamedTuple):
@@ -35,6 +34,7 @@ class Case(NamedTuple):
     fixed: tuple[int, ...] = ()
     derivative: bool = False  # by the last argument too
     rounded: bool = False
+    sharded: bool = False  # over eight devices
 
     @property
     def shapes(self):
@@ -66,57 +66,50 @@ def attend(p, x):
 
 
 def cases():
-    """Cases by name."""
+    """Cases by name: each of another primitive, derivative or sharding; the rest of the library is made of these."""
     mixed, floats = (POSITIONS, X), POSITIONS.astype(np.float32) / 2**17
     triples = np.stack([POSITIONS, ROWS, ROWS // 2], -1)
-    sections = pe.multi_section(DIM, (2, 2, 2))
-    biases = {
-        "kerple_log": lambda i, j: pe.kerple_log(i, j, SLOPES, SLOPES),
-        "fire": lambda i, j: pe.fire(i, j, (SLOPES, SLOPES, TABLE[:4, :4], SLOPES), c=0.1, threshold=50.0),
-        "sandwich": lambda i, j: pe.sandwich(i, j, 4, DIM),
-    }
     with_derivative = {"derivative": True, "rounded": True}
     return {
         "sinusoidal": Case(lambda p: pe.sinusoidal(p, DIM), (POSITIONS,)),
         "add_sinusoidal": Case(lambda p, x: pe.add_sinusoidal(x, p, scale=1.7), mixed, derivative=True),
-        "shift": Case(lambda p, x: pe.shift(x, p, DIM), mixed, derivative=True),
         "fourier_features": Case(pe.fourier_features, (X[:, :2], TABLE[:2]), fixed=(1,), **with_derivative),
         "rotary": Case(rotate, mixed, derivative=True),
         "rotary, float positions": Case(partial(rotate, layout="interleaved"), (floats, X), derivative=True),
-        "rotary, sections": Case(partial(rotate, frequencies=sections), (triples, X), derivative=True),
+        "rotary, sections": Case(partial(rotate, frequencies=pe.multi_section(DIM, (2, 2, 2))), (triples, X)),
         "pope": Case(lambda p, x: pe.pope(x, p, head_axis=None), mixed),
         "learned": Case(pe.learned, (ROWS % 32, TABLE), fixed=(1,), derivative=True),
-        "positions_from_segments": Case(pe.positions_from_segments, (ROWS // 5,)),
         "attention": Case(attend, (QUERIES, X[:48].reshape(3, 12, 4, 4)), fixed=(0, 1), **with_derivative),
-        "alibi": Case(pe.alibi, (QUERIES, KEYS, SLOPES), fixed=(1, 2), **with_derivative),
         "t5": Case(pe.t5, (QUERIES, KEYS, TABLE[:, :4]), fixed=(1, 2), **with_derivative),
-        **{name: Case(bias, (QUERIES, KEYS), rounded=True) for name, bias in biases.items()},
-        "sharded": Case(sharded, mixed, fixed=(0, 1)),
+        "sharded": Case(sharded, mixed, fixed=(0, 1), sharded=True),
     }
 
 
-def derivative_of(f, arguments):
-    """That by the last argument, of a cotangent that tells the elements apart."""
-    *first, last = arguments
-    y, pull = jax.vjp(lambda last: f(*first, last), last)
-    return pull(jnp.linspace(-1, 1, y.size, dtype=y.dtype).reshape(y.shape))[0]
+def results(f, case):
+    """The value of f, which is the case's function or was loaded, and the derivative by the last argument."""
+    *first, last = [jax.device_put(x, sharding()) for x in case.arguments] if case.sharded else case.arguments
+
+    def derivative(last):  # of a cotangent that tells the elements apart
+        y, pull = jax.vjp(lambda last: f(*first, last), last)
+        return pull(jnp.linspace(-1, 1, y.size, dtype=y.dtype).reshape(y.shape))[0]
+
+    found = {"y": jax.jit(f)(*first, last)} | ({"dx": jax.jit(derivative)(last)} if case.derivative else {})
+    return {name: np.asarray(x) for name, x in found.items()}
 
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2, "head_dim": 64, "max_position_embeddings": 8192}
-CONFIG["rope_parameters"] = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}
-CONFIG["rope_parameters"]["original_max_position_embeddings"] = 2048
+ROPE = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_position_embeddings": 2048}
 
 
 def objects():
     """What is pickled to carry it from one process to another."""
-    plan, spectrum = rotary_from_config(CONFIG), pe.yarn(64, 5e5, 4.0, original_max=2048)
+    plan, spectrum = rotary_from_config(CONFIG | {"rope_parameters": ROPE}), pe.yarn(64, 5e5, 4.0, original_max=2048)
     return {"spectrum": spectrum, "plan": plan, "function": pe.rotary}
 
 
 # Modules of biases, whose states are checkpoints.
 MODULES = {
     "T5Bias": lambda: modules.T5Bias(4, rngs=nnx.Rngs(0)),
-    "KERPLE": lambda: modules.KERPLE(4, rngs=nnx.Rngs(0)),
     "FIRE": lambda: modules.FIRE(4, rngs=nnx.Rngs(0)),
 }
 

@@ -3,7 +3,6 @@
 Beside them, what else users store: pickles, the settings of a plan, and the states of modules.
 """
 
-import functools
 import json
 import pickle
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from cases import MODULES, bias_of, cases, derivative_of, flat, objects
+from cases import MODULES, bias_of, cases, flat, objects, results
 from flax import nnx
 from jax import export
 
@@ -23,10 +22,7 @@ def main(folder):
     for name, case in cases().items():
         made = export.export(jax.jit(case.function), platforms=("cpu", "cuda", "tpu"))(*case.shapes)
         (folder / f"{name}.bin").write_bytes(made.serialize(vjp_order=int(case.derivative)))
-        results = {"y": np.asarray(jax.jit(case.function)(*case.arguments))}
-        if case.derivative:
-            results["dx"] = np.asarray(jax.jit(functools.partial(derivative_of, case.function))(case.arguments))
-        np.savez(folder / f"{name}.npz", **results)
+        np.savez(folder / f"{name}.npz", **results(case.function, case))
     (folder / "objects.pickle").write_bytes(pickle.dumps(objects()))
     (folder / "plan.json").write_text(json.dumps(plan_to_config(objects()["plan"])))
     rng = np.random.default_rng(0)

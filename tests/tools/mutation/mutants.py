@@ -12,50 +12,23 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-BINARY = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Pow: ast.Mult,
-    ast.LShift: ast.RShift,
-    ast.RShift: ast.LShift,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.BitXor: ast.BitAnd,
-}
-COMPARE = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
+SWAPPED = (
+    (ast.Add, ast.Sub),
+    (ast.LShift, ast.RShift),
+    (ast.BitAnd, ast.BitOr),
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+)
+OPERATORS = {a: b for pair in SWAPPED for a, b in (pair, pair[::-1])}
+OPERATORS |= {ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv, ast.Pow: ast.Mult}
+OPERATORS |= {ast.BitXor: ast.BitAnd}
 BUILTINS = {"min": "max", "max": "min", "any": "all", "all": "any"}
-CALLS = BUILTINS | {  # of jnp, lax and np, which have both
-    "add": "sub",
-    "sub": "add",
-    "mul": "add",
-    "minimum": "maximum",
-    "maximum": "minimum",
-    "floor": "ceil",
-    "round": "floor",
-    "cos": "sin",
-    "sin": "cos",
-    "exp": "log",
-    "log": "exp",
-    "exp2": "exp",
-    "log1p": "log",
-    "shift_right_arithmetic": "shift_right_logical",
-    "bitwise_and": "bitwise_or",
-}
+NAMES = "add sub", "sub add", "mul add", "minimum maximum", "maximum minimum", "floor ceil", "round floor", "cos sin"
+NAMES += "sin cos", "exp log", "log exp", "exp2 exp", "log1p log", "shift_right_arithmetic shift_right_logical"
+CALLS = BUILTINS | dict(name.split() for name in (*NAMES, "bitwise_and bitwise_or"))  # of jnp, lax and np
 WORDING = "require", "require_type"  # what raises an error with the strings that it is given
 DTYPES = {"float32": "float16", "int32": "int16", "uint32": "int32", "float64": "float32"}  # of jnp and np
 
@@ -92,11 +65,11 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
     """What a node may become."""
     changed = lambda **fields: _replaced(node, **fields)  # noqa: E731
     match node:
-        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in BINARY:
-            yield changed(op=BINARY[type(op)]())
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPERATORS:
+            yield changed(op=OPERATORS[type(op)]())
         case ast.Compare():
             for i, op in enumerate(node.ops):
-                yield changed(ops=[COMPARE[type(op)]() if i == j else o for j, o in enumerate(node.ops)])
+                yield changed(ops=[OPERATORS[type(op)]() if i == j else o for j, o in enumerate(node.ops)])
         case ast.BoolOp():
             yield changed(op=ast.And() if isinstance(node.op, ast.Or) else ast.Or())
         case ast.Attribute(attr=name) if name in DTYPES and _name(node.value) in ("jnp", "np"):
@@ -120,11 +93,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name), args=args):
             if isinstance(node.func, ast.Name) and name in BUILTINS:
                 yield changed(func=ast.Name(BUILTINS[name]))
-            if (
-                name in CALLS
-                and isinstance(node.func, ast.Attribute)
-                and _name(node.func.value) in ("jnp", "lax", "np")
-            ):
+            if name in CALLS and _name(getattr(node.func, "value", None)) in ("jnp", "lax", "np"):
                 yield changed(func=_replaced(node.func, attr=CALLS[name]))
             if name in WORDING:
                 return
@@ -136,7 +105,7 @@ def variants(node: ast.AST) -> Iterator[ast.AST]:
                     yield changed(keywords=[*node.keywords[:i], *node.keywords[i + 1 :]])
 
 
-def _name(node: ast.AST) -> str | None:
+def _name(node: Any) -> str | None:
     return getattr(node, "id", None)
 
 

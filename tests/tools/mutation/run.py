@@ -8,32 +8,29 @@ module in a process of its own, which runs the tests that reach its statement un
 room (`tests/unit/ROOM`, and `tests/huggingface` for `hf`), then the others, the cheapest case of every test first.
 
 `--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws
-so many mutants, as many of each room as its size asks for. `--without` leaves out tests that are to be deleted, by the
+so many mutants. `--without` leaves out tests that are to be deleted, by the
 beginnings of their names (`tests/unit/x.py::test`), and tries only the mutants that they reach. What becomes of a
 mutant is kept in `build/mutation` too, so that a run that is interrupted goes on.
 
 The draw by which tests are cut must not be the one by which the cut is accepted: take another seed.
 
 `survivors.json` gives the reason for the mutants that no test can kill: most change the speed alone, or nothing. It
-names them by their function and text, so it outlives a move. The exit status is 1 if fewer than 95 % of the others are
-killed, or if all were tried and one survives.
+names them by their function and text, so it outlives a move; they are not tried. The exit status is 1 if fewer than
+95 % of the others are killed, or if all were tried and one survives.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import hashlib
-import importlib.abc
 import importlib.machinery
-import importlib.util
 import json
+import multiprocessing
+import multiprocessing.connection
 import os
-import signal
 import sys
 import time
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -48,15 +45,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER, WORK = ROOT / "posenc_jax", ROOT / "build" / "mutation"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 # These look at other programs, at pages or at whole models.
-NOT_RUN = {
-    "test_demo",
-    "test_evidence",
-    "test_findings",
-    "test_docs",
-    "test_benchmarks",
-    "test_closeness",
-    "test_mutation",
-}
+NOT_RUN = {f"test_{name}" for name in ("demo", "evidence", "findings", "docs", "benchmarks", "closeness", "mutation")}
 TESTS = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("tests/*", "tests/unit/*")
@@ -64,8 +53,8 @@ TESTS = sorted(
     if path.stem not in NOT_RUN
 )
 LOOK_AT_NAMES = "tests/tools/test_api.py", "tests/properties/test_package.py"
-SHORT, LONG = 60.0, 480.0  # CPU seconds of the tests of a mutant that is known to survive, and of another
-HANGS = 3 * LONG  # seconds, of any mutant
+SECONDS = 480.0  # of CPU, for the tests of a mutant
+HANGS = 3 * SECONDS
 OWN = {  # of rooms whose tests are not in tests/unit/ROOM
     "hf": ("tests/huggingface/",),
     "kernels": ("tests/unit/test_kernel_tiles.py", "tests/properties/test_kernels.py"),
@@ -120,11 +109,10 @@ class Reach:
 
 
 class Chosen:
-    """A plugin of pytest: runs the tests given, in their order, for `seconds` of CPU, and writes which one it began."""
+    """A plugin of pytest: runs the tests given, in their order, for `SECONDS`, and writes which one it began."""
 
-    def __init__(self, tests: Sequence[str], known: set[str], began: Path, seconds: float) -> None:
-        self.rank, self.known = {test: i for i, test in enumerate(tests)}, known
-        self.began, self.seconds = began, seconds
+    def __init__(self, tests: Sequence[str], known: set[str], began: Path) -> None:
+        self.rank, self.known, self.began = {test: i for i, test in enumerate(tests)}, known, began
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -137,58 +125,38 @@ class Chosen:
             self.began.write_text(report.nodeid)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if time.process_time() > self.seconds:
+        if time.process_time() > SECONDS:
             os._exit(pytest.ExitCode.OK)
         self.began.write_text(nodeid)
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Imports a mutant in place of a module."""
+def replace_module(mutant: Mutant) -> None:
+    """From now on the mutant is imported in place of its module."""
+    loader, file = importlib.machinery.SourceFileLoader, str(FOLDER / mutant.file)
+    whole = loader.get_code
 
-    def __init__(self, mutant: Mutant) -> None:
-        self.name, self.file = f"posenc_jax.{module_of(mutant.file)}", str(FOLDER / mutant.file)
-        self.source = mutant.source
+    def get_code(self: importlib.machinery.SourceFileLoader, name: str) -> Any:
+        return compile(mutant.source, file, "exec", dont_inherit=True) if self.path == file else whole(self, name)
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != self.name:
-            return None
-        source, file = self.source, self.file
-
-        class Loader(importlib.machinery.SourceFileLoader):
-            def get_code(self, fullname: str) -> Any:
-                return compile(source, file, "exec", dont_inherit=True)
-
-        return importlib.util.spec_from_file_location(name, file, loader=Loader(name, file))
+    loader.get_code = get_code
 
 
-def fork(work: Callable[[], Any], log: str | Path = os.devnull) -> int:
-    """Runs work() in a process of its own, which prints to a file; its result is the exit status."""
-    child = os.fork()
-    if child:
-        return child
-    status = int(pytest.ExitCode.INTERNAL_ERROR)
-    try:
-        os.setsid()
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+def fork(work: Callable[[], Any], log: str | Path = os.devnull) -> multiprocessing.Process:
+    """Runs work() in a process of its own, which prints to a file; its result is the exit code."""
+
+    def logged() -> None:
+        output, status = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), int(pytest.ExitCode.INTERNAL_ERROR)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        status = int(work())
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(status)
+        try:
+            status = int(work())
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
 
-
-@contextlib.contextmanager
-def ending(children: Iterable[int]) -> Iterator[None]:
-    """Ends the processes that are left in `children`, and those that they began, also where this one is interrupted."""
-    try:
-        yield
-    finally:
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+    process = multiprocessing.get_context("fork").Process(target=logged, daemon=True)  # which ends with this one
+    process.start()
+    return process
 
 
 def short_hash(data: bytes) -> str:
@@ -215,19 +183,17 @@ def reach(jobs: int, tier: str, files: Sequence[str]) -> dict[str, Any]:
         (WORK / f"{i}.json").write_text(json.dumps({"seconds": plugin.seconds, "lines": plugin.lines()}))
         return status
 
-    children = {i: fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(min(jobs, len(files)))}
+    children = [fork(functools.partial(work, i), WORK / f"{i}.log") for i in range(min(jobs, len(files)))]
     found = {"seconds": {}, "lines": defaultdict(lambda: defaultdict(list))}
-    with ending(children.values()):
-        for i, child in sorted(children.items()):
-            _, status = os.waitpid(child, 0)
-            del children[i]
-            if status:
-                sys.exit((WORK / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
-            part = json.loads((WORK / f"{i}.json").read_text())
-            found["seconds"] |= part["seconds"]
-            for file, lines in part["lines"].items():
-                for line, tests in lines.items():
-                    found["lines"][file][line] += filter(None, tests)
+    for i, child in enumerate(children):
+        child.join()
+        if child.exitcode:
+            sys.exit((WORK / f"{i}.log").read_text() + "\nthe tests fail without a mutant")
+        part = json.loads((WORK / f"{i}.json").read_text())
+        found["seconds"] |= part["seconds"]
+        for file, lines in part["lines"].items():
+            for line, tests in lines.items():
+                found["lines"][file][line] += filter(None, tests)
     kept.write_text(json.dumps(found))
     return found
 
@@ -255,75 +221,60 @@ def tests_for(mutant: Mutant, found: dict[str, Any]) -> list[str]:
     return sorted(ranks, key=ranks.__getitem__)
 
 
-def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, began: Path, seconds: float) -> int:
-    """Runs the tests on the mutant in a process of its own, which it returns."""
-
-    def work() -> int:
-        sys.meta_path.insert(0, Finder(mutant))
-        try:
-            import posenc_jax.hf  # noqa: F401
-        except Exception:
-            return pytest.ExitCode.USAGE_ERROR
-        files = [*dict.fromkeys(test.split("::")[0] for test in tests)]  # those of its own room first
-        return pytest.main([*FLAGS, "-m", tier, *files], plugins=[Chosen(tests, known, began, seconds)])
-
-    return fork(work)
+def try_mutant(mutant: Mutant, tests: Sequence[str], known: set[str], tier: str, began: Path) -> int:
+    """Runs the tests on the mutant: pytest's exit code."""
+    replace_module(mutant)
+    try:
+        import posenc_jax.hf  # noqa: F401
+    except Exception:
+        return pytest.ExitCode.USAGE_ERROR
+    files = [*dict.fromkeys(test.split("::")[0] for test in tests)]  # those of its own room first
+    return pytest.main([*FLAGS, "-m", tier, *files], plugins=[Chosen(tests, known, began)])
 
 
 def run(
-    chosen: Iterable[tuple[Mutant, list[str], float]], known: set[str], tier: str, jobs: int
+    chosen: Iterable[tuple[Mutant, list[str]]], known: set[str], tier: str, jobs: int
 ) -> Iterator[tuple[Mutant, str, str]]:
-    """Yields (mutant, outcome, the test that fails or "") as they end, for (mutant, tests, CPU seconds) in `chosen`."""
-    waiting, running = list(chosen)[::-1], {}
-    with ending(running):
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                mutant, tests, seconds = waiting.pop()
-                if not tests:
-                    yield mutant, "not run by any test", ""
-                    continue
-                began = WORK / f"{time.monotonic_ns()}.txt"
-                began.write_text("import")  # of the library, which every test does
-                child = try_mutant(mutant, tests, known, tier, began, seconds)
-                running[child] = mutant, began, time.monotonic() + HANGS
-            for child, (mutant, began, deadline) in list(running.items()):
-                done, status = os.waitpid(child, os.WNOHANG)
-                if late := not done and time.monotonic() > deadline:
-                    os.killpg(child, signal.SIGKILL)
-                    _, status = os.waitpid(child, 0)
-                if done or late:
-                    del running[child]
-                    code, test = os.waitstatus_to_exitcode(status), began.read_text()
-                    began.unlink()
-                    # A test fails, files of tests or the library cannot be imported, or Python itself dies.
-                    killed = code in (1, 2, 4) or code < 0
-                    word = "late" if late else "killed" if killed else "unclear" if code else "survived"
-                    yield mutant, word, test if killed else ""
-            time.sleep(0.02)
+    """Yields (mutant, outcome, the test that fails or "") as they end, for (mutant, tests) in `chosen`."""
+    waiting, running = list(chosen)[::-1], []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant, tests = waiting.pop()
+            if not tests:
+                yield mutant, "not run by any test", ""
+                continue
+            began = WORK / f"{time.monotonic_ns()}.txt"
+            began.write_text("import")  # of the library, which every test does
+            child = fork(functools.partial(try_mutant, mutant, tests, known, tier, began))
+            running.append((child, mutant, began, time.monotonic() + HANGS))
+        multiprocessing.connection.wait([child.sentinel for child, *_ in running], timeout=1)
+        for entry in running[:]:
+            child, mutant, began, deadline = entry
+            late = child.is_alive() and time.monotonic() > deadline
+            if late:
+                child.kill()
+            elif child.is_alive():
+                continue
+            child.join()
+            running.remove(entry)
+            # A test fails, files of tests or the library cannot be imported, or Python itself dies.
+            killed = child.exitcode in (1, 2, 4) or child.exitcode < 0
+            word = "late" if late else "killed" if killed else "unclear" if child.exitcode else "survived"
+            yield mutant, word, began.read_text() if killed else ""
+            began.unlink()
 
 
 def draw(modules: Iterable[str], sample: int | None, seed: int) -> tuple[list[Mutant], int]:
     """(mutants of the modules, how many there are in all)
 
-    A sample takes the share of each room, and in it the mutants of the smallest hashes: a change of some lines leaves
-    the others in it.
+    A sample takes those of the smallest hashes: a change of some lines leaves the others in it.
     """
     from mutants import mutants_of
 
-    rooms = defaultdict(list)
-    for file in (MODULES[module] for module in modules):
-        for mutant in mutants_of(file, (FOLDER / file).read_text(encoding="utf-8")):
-            rooms[mutant.room].append(mutant)
-    total = sum(map(len, rooms.values()))
-    sample = total if sample is None else sample
-    drawn, before = [], 0
-    for mutants in rooms.values():
-        mutants.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
-        after = before + len(mutants)
-        # The shares are rounded so that they sum to the sample.
-        drawn += mutants[: sample * after // total - sample * before // total]
-        before = after
-    return drawn, total
+    files = [MODULES[module] for module in modules]
+    found = [mutant for file in files for mutant in mutants_of(file, (FOLDER / file).read_text(encoding="utf-8"))]
+    found.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
+    return found[:sample], len(found)
 
 
 def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[str, str], options: Any) -> int:
@@ -335,29 +286,26 @@ def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[s
         chosen = [(m, [t for t in reached if t not in left_out]) for m, reached in chosen if left_out & {*reached}]
         print(f"{len(left_out)} tests are left out; they reach {len(chosen)} of {len(drawn)} mutants", flush=True)
     options.kept.touch()
-    finders = dict(map(json.loads, options.kept.read_text().splitlines()))
-    waiting = [(m, reached, SHORT if m.name in reasons else LONG) for m, reached in chosen if m.address not in finders]
+    finders = {mutant.address: "judged" for mutant, _ in chosen if mutant.name in reasons}
+    finders |= dict(map(json.loads, options.kept.read_text().splitlines()))
+    waiting = [(mutant, reached) for mutant, reached in chosen if mutant.address not in finders]
     # Each module as it is, seen through the same eyes: no test may fail.
-    controls = {
-        m.file: (m._replace(source=(FOLDER / m.file).read_text(encoding="utf-8")), reached[:20], LONG)
-        for m, reached, _ in waiting
-    }
-    for control, outcome, _ in run(controls.values(), tests, options.tier, options.jobs):
+    whole = {m.file: (m._replace(source=(FOLDER / m.file).read_text()), reached[:20]) for m, reached in waiting}
+    for control, outcome, _ in run(whole.values(), tests, options.tier, options.jobs):
         if outcome not in ("survived", "not run by any test"):
             sys.exit(f"{control.file} as it is fails a test")
     tried = run(waiting, tests, options.tier, options.jobs)
-    for i, (mutant, outcome, test) in enumerate(tried, len(chosen) - len(waiting) + 1):
+    for i, (mutant, outcome, test) in enumerate(tried, 1):
         own = test.startswith((*own_tests(mutant.room), "import"))
         finders[mutant.address] = ("own" if own else "others") if test else "none"
         with options.kept.open("a") as file:
             print(json.dumps([mutant.address, finders[mutant.address]]), file=file)
-        by = f" by {test}" if test else f" ({reasons[mutant.name]})" if mutant.name in reasons else ""
-        print(f"{i} of {len(chosen)}: {outcome}{by}: {mutant.file}:{mutant.line}: {mutant.name}", flush=True)
+        by = f" by {test}" if test else ""
+        print(f"{i} of {len(waiting)}: {outcome}{by}: {mutant.file}:{mutant.line}: {mutant.name}", flush=True)
     counts = defaultdict(Counter)
     for mutant, _ in chosen:
-        finder = finders[mutant.address]
         for room in (mutant.room, "all"):
-            counts[room]["judged" if finder == "none" and mutant.name in reasons else finder] += 1
+            counts[room][finders[mutant.address]] += 1
     print("| room | found by its own tests | by others | by none | judged |", "| --- " * 5 + "|", sep="\n")
     for room in sorted(counts, key=lambda room: (room == "all", room)):
         print("|", room, *(f"| {counts[room][finder]}" for finder in ("own", "others", "none", "judged")), "|")
@@ -370,13 +318,13 @@ def kill(drawn: list[Mutant], total: int, found: dict[str, Any], reasons: dict[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Puts small faults into the library and looks which tests fail.")
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {', '.join(MODULES)} (default: all)")
-    parser.add_argument("--sample", type=int, metavar="N", help="mutants drawn from all of them (default: all)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the drawing (default: 0)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="at once (default: one a core)")
-    parser.add_argument("--default", action="store_true", help="the tests of `nox -s tests` alone")
-    parser.add_argument("--own", action="store_true", help="only the tests of the rooms that are tried")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="(default: all)")
+    parser.add_argument("--sample", type=int, metavar="N", help="mutants (default: all)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the sample (default: 0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="J", help="(default: one a core)")
+    parser.add_argument("--default", action="store_true", help="without slow tests")
+    parser.add_argument("--own", action="store_true", help="only tests of the rooms tried")
     parser.add_argument("--without", nargs="+", default=[], metavar="TEST", help="tests that are to be deleted")
     options = parser.parse_args()
     options.tier = "not slow" if options.default else ""
