@@ -102,17 +102,19 @@ def test_16_bits_are_rounded_once():
 
 def test_heads_stand_anywhere():
     """Two axes of heads have a parameter for each head."""
-    turn = functools.partial(MIXED.rotate, layer=LEARNED, positions=AT, role="query", scaled=True, parameters=ARRAYS)
-    grouped = turn(X.reshape(2, 5, 2, 2, 8), head_axis=(-3, -2)).reshape(X.shape)
-    swapped = turn(X.swapaxes(1, 2), head_axis=-3).swapaxes(1, 2)
+    rotated = functools.partial(MIXED.rotate, layer=LEARNED, positions=AT, role="query", scaled=True, parameters=ARRAYS)
+    grouped = rotated(X.reshape(2, 5, 2, 2, 8), head_axis=(-3, -2)).reshape(X.shape)
+    swapped = rotated(X.swapaxes(1, 2), head_axis=-3).swapaxes(1, 2)
     np.testing.assert_allclose([grouped, swapped], [rotate(LEARNED)] * 2, rtol=1e-6, atol=1e-6)
 
 
 def test_x_may_be_the_features_that_rotate():
     plan = rotary_from_config({"model_type": "deepseek_v3", "num_hidden_layers": 1})
     x = RNG.normal(size=(4, 2, 192)).astype(np.float32)
-    turn = functools.partial(plan.rotate, head_axis=-2, role="key")
-    whole, part, traced = jax.jit(lambda x, i: (turn(x, 0), turn(x[..., 128:], 0), turn(x[..., 128:], i)))(x, 0)
+    rotated = functools.partial(plan.rotate, head_axis=-2, role="key")
+    whole, part, traced = jax.jit(lambda x, i: (rotated(x, 0), rotated(x[..., 128:], 0), rotated(x[..., 128:], i)))(
+        x, 0
+    )
     np.testing.assert_array_equal(whole, np.concatenate([x[..., :128], part], -1))
     np.testing.assert_array_equal(traced, part)
 
@@ -120,8 +122,8 @@ def test_x_may_be_the_features_that_rotate():
 def test_layers_without_positions_in_a_model_of_several_coordinates():
     plan = RotaryPlan((LAYER(pe.axial(8, 2)), LAYER(NOPE), LAYER(NOPE, query_scale=STEPS)), "half")
     p = np.stack([np.arange(1000, 1005), np.arange(5) % 2], -1)
-    turn = jax.jit(lambda x, i: [plan.rotate(x, k, p, head_axis=-2, role="query") for k in (1, i, 2)])
-    *still, scaled = turn(X, 1)
+    rotated = jax.jit(lambda x, i: [plan.rotate(x, k, p, head_axis=-2, role="query") for k in (1, i, 2)])
+    *still, scaled = rotated(X, 1)
     np.testing.assert_array_equal(still, [X, X])
     np.testing.assert_allclose(scaled, X * np.asarray(STEPS(p[:, 0]))[:, None, None], rtol=1e-6)  # by the first one
 
