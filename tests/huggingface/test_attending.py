@@ -67,6 +67,10 @@ CASES = {
         "1 x linear_attention None None, 1 x sliding_attention (5, None) 0.125",
         {"attention_window_size": 6, "block_types": ["recurrent", "attention"], "num_hidden_layers": 2},
     ),
+    "minimax_m3_vl_text": (
+        f"3 x indexed_attention (None, None) 0.125, 1 x {CAUSAL}",
+        {"layer_types": ["minimax_m3_sparse", "qwen_sparse_attention", "deepseek_sparse_attention", FULL]},
+    ),
     "minimax": (
         "1 x linear_attention None None, 3 x full_attention (5, None) 0.125",
         {"sliding_window": 6, "layer_types": ["linear_attention", FULL, FULL, FULL]},

@@ -100,6 +100,24 @@ def test_16_bits_are_rounded_once():
         np.testing.assert_array_equal(narrow, wide.astype(x.dtype))
 
 
+def test_derivatives():
+    """In x and in the parameters, forwards and backwards, beside a difference of the formula."""
+    given = {"x": X} | ARRAYS
+    along = {name: RNG.normal(size=x.shape).astype(np.float32) for name, x in given.items()}
+
+    def projected(given):
+        return jnp.vdot(rotate(LEARNED, x=given["x"], positions=SMALL, parameters=given), along["x"])
+
+    def moved(step):
+        there = {name: np.float64(x) + step * along[name] for name, x in given.items()}
+        return np.vdot(formula(LEARNED, x=there["x"], positions=SMALL, parameters=there), along["x"])
+
+    want = (moved(1e-4) - moved(-1e-4)) / 2e-4
+    both = jax.jit(lambda given: (jax.jvp(projected, (given,), (along,))[1], jax.grad(projected)(given)))
+    tangent, gradient = both(given)
+    np.testing.assert_allclose([tangent, sum(np.vdot(gradient[x], along[x]) for x in given)], want, rtol=1e-5)
+
+
 def test_heads_stand_anywhere():
     """Two axes of heads have a parameter for each head."""
     rotated = functools.partial(MIXED.rotate, layer=LEARNED, positions=AT, role="query", scaled=True, parameters=ARRAYS)

@@ -85,6 +85,7 @@ READ = [
         rope_traditional=False,
         layer_types=5,
         my_key=1,
+        partial_rotary_factor=None,
         _rope=1,
         moe_layer_freq=2,
         max_2d_position_embeddings=8,

@@ -78,7 +78,7 @@ REFUSED = [
         rope_parameters={"rope_theta": 5e5},
     ),
     row("apertus", "the class's rope_parameters.rope_theta = 12000000.0 contradicts", rope_theta=2e4),
-    row("chatglm", "rope_theta = 10000.0 contradicts 10000 times rope_ratio", rope_ratio=50, rope_theta=1e4),
+    row("chatglm", "rope_theta = 10000.0 contradicts 10000 times rope_ratio = ", rope_ratio=50, rope_theta=1e4),
     # the rope type and its settings
     row(
         "llama",
@@ -282,7 +282,7 @@ REFUSED = [
         qk_nope_head_dim=128,
     ),
     row("llama", "the width of model_type 'llama' = 64 contradicts rotary_dim = 32", head_dim=64, rotary_dim=32),
-    row("phi", "must rotate an even number of features", head_dim=30),
+    row("phi", "partial_rotary_factor (of 30) must rotate an even number", head_dim=30),
 ]
 
 
@@ -331,6 +331,7 @@ BY_KEY = {
         "jamba": {"position_embedding_type": "rope"},
         "llama": {"alibi": True, "use_rope": False, "position_embedding_type": "alibi", "rope_interleave": True},
         "qwen2": {"use_mrope": True},
+        "qwen2_vl_text": {"rotary_emb_interleaved": True},
     },
     "divides the positions": {"chatglm": {"rope_ratio": 16}},
     # what it does not read, with another value than that of the code

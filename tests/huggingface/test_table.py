@@ -46,7 +46,9 @@ def test_notebooks_show_html_which_is_escaped():
 
 def test_what_does_not_rotate_and_what_is_not_known():
     a, b = RotaryLayer(64, 128), RotaryLayer(0, 128)
-    first, second = cells(RotaryPlan((a, b, a, a, b, a), "interleaved", "last"))
+    plan = RotaryPlan((a, b, a, a, b, a), "interleaved", "last")
+    first, second = cells(plan)
+    assert str(plan).startswith("RotaryPlan of 6 layers\n")
     rotated = {"base": "10000", "rotated": "last 64 of 128", "rope type": "default", "layout": "interleaved"}
     assert first == {"layers": "0, 2-3, 5"} | rotated
     assert second == {"layers": "1, 4", "base": "none", "rotated": "0 of 128", "rope type": "none", "layout": ""}
