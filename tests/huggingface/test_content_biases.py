@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.closeness import assert_within
-from helpers.content_biases import differences
+from helpers.content_biases import drawn, hidden_and_cotangent
 from helpers.tiers import slow
 from oracles import recorded
 
@@ -36,20 +36,24 @@ def example():
 @pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in CASES])
 def test_the_outputs_and_gradients_of_a_layer_are_those_of_the_module(example, name):
     case = CASES[name]
-    found = differences(example.LAYERS[case["layer"]], case, BLOCK)
-    assert max(found.values()) < BOUND, found
+    layer, seed, mask = example.LAYERS[case["layer"]], case["seed"], case["mask"]
+    weights = {name: drawn(seed, name, shape) for name, shape in case["weights"].items()}
+    x, cotangent = hidden_and_cotangent(seed, case["hidden"], mask)
+    options = case["settings"] | ({} if mask is None else {"mask": np.int32(mask)})
+
+    @jax.jit
+    def output_and_gradients(x, weights):
+        y, back = jax.vjp(lambda x, weights: layer(x, weights, **options, block_size=BLOCK), x, weights)
+        of_hidden, of_weights = back(cotangent)
+        return y, {"hidden": of_hidden} | of_weights
+
+    output, gradients = output_and_gradients(x, weights)
+    seen = ... if mask is None else np.array(mask) == 1
+    of_output = output[seen], np.array(case["output"])[seen]
+    for got, want in (of_output, *((gradients[name], np.array(x)) for name, x in case["gradients"].items())):
+        assert_within(got, want, BOUND * np.abs(want).max(), against="transformers")
 
 
-def test_forgetting_attention_is_its_formula(example):
-    formulas = importlib.import_module("content_formulas")
-    x, weights, settings = formulas.example("forgetting", np.random.default_rng(0))
-    x = x[:, :29]
-    want = formulas.forgetting(x, weights, **settings)
-    got = jax.jit(lambda x, weights: example.forgetting(x, weights, **settings, block_size=BLOCK))(x, weights)
-    assert_within(got, want, BOUND * np.abs(want).max(), against="float64")
-
-
-@pytest.mark.slow
 def test_the_program_prints_small_differences(example, capsys):
     example.main()
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())

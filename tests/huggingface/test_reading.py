@@ -71,18 +71,27 @@ READ = [
         "2 x 64/64 100000",
         text_config={"head_dim": 64, "num_hidden_layers": 2, "rope_interleave": False, "rope_theta": 1e5},
     ),
-    row("llava", "32 x 128/128 10000", text_config={"model_type": "llama"}),
     row("llava", "32 x 128/128 500000", text_config={"rope_theta": 5e5}, rope_theta=5e5),
     row("step3p7", "2 x 128/128 10000", text_config={"model_type": "ignored", "num_hidden_layers": 2}),
     row("voxtral", "2 x 128/128 1e+08", text_config={"num_hidden_layers": 2}),
     row("dia", "2 x 128/128 10000", decoder_config={"num_hidden_layers": 2}),
-    row("vibevoice", "2 x 128/128 10000", decoder_config={"model_type": "qwen2", "num_hidden_layers": 2}),
     # keys that make no difference, and other names of keys
-    row("llama", "32 x 128/128 10000", use_rope=True, alibi=False, nope=False, rope_traditional=False, layer_types=5),
-    row("llama", "32 x 128/128 10000", my_key=1, moe_layer_freq=2, max_2d_position_embeddings=8, _rope=1),
+    row(
+        "llama",
+        "32 x 128/128 10000",
+        use_rope=True,
+        alibi=False,
+        nope=False,
+        rope_traditional=False,
+        layer_types=5,
+        my_key=1,
+        partial_rotary_factor=None,
+        _rope=1,
+        moe_layer_freq=2,
+        max_2d_position_embeddings=8,
+    ),
     row("cohere", "40 x 128/128 10000; interleaved", transformers_version="4.9", position_embedding_type="rope_gptj"),
     row("bailing_moe", "2 x 8/16 10000", **SIZES, num_hidden_layers=2, rope_theta=1e4, rotary_dim=8),
-    row("gpt_neox", "44 x 48/96 5000", rotary_emb_base=5000, rotary_pct=0.5),
     row("gptj", "2 x 32/256 10000; interleaved", n_layer=2, rotary_dim=32, rotary=True),
     row("jetmoe", "12 x 64/64 10000", kv_channels=64),
     row("lfm2", "1 x -/80, 1 x 80/80 1e+06, 30 x -/80", full_attn_idxs=[1], theta=1e6),
@@ -146,15 +155,14 @@ READ = [
         attention_head_dim=32,
         rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
     ),
-    row("internlm", "1 x 16/16 500000", **SIZES, num_hidden_layers=1, rotary={"base": 5e5, "type": "origin"}),
     row(
         "internlm",
-        "1 x 16/16 10000 factor=2.0 max_position_embeddings=64 rope_type=dynamic",
+        "1 x 16/16 500000 factor=2.0 max_position_embeddings=64 rope_type=dynamic",
         **SIZES,
         length=128,
         num_hidden_layers=1,
         max_position_embeddings=64,
-        rotary={"type": "dynamic", "scaling_factor": 2.0},
+        rotary={"base": 5e5, "type": "dynamic", "scaling_factor": 2.0},
     ),
     row(
         "qwen",
@@ -187,18 +195,12 @@ READ = [
     ),
     row(
         "neomme",
-        "1 x 32/32 10000 mrope_interleaved=True mrope_section=(8, 8), "
-        "1 x 16/32 1e+06 mrope_interleaved=True mrope_section=(4, 4)",
+        "1 x 32/32 500 mrope_interleaved=True mrope_section=(8, 8), "
+        "1 x 16/32 500 mrope_interleaved=True mrope_section=(4, 4)",
         num_hidden_layers=2,
         head_dim=32,
-        rope_parameters={FULL: {"partial_rotary_factor": 0.5}},
-    ),
-    row(
-        "neomme",
-        "5 x 64/64 500 mrope_interleaved=True mrope_section=(16, 16), "
-        "2 x 16/64 500 mrope_interleaved=True mrope_section=(4, 4)",
-        num_hidden_layers=7,
         rope_theta=500.0,
+        rope_parameters={FULL: {"partial_rotary_factor": 0.5}},
     ),
     # layers without positions
     row("bamba", "2 x -/128, 1 x 64/128 10000", num_hidden_layers=3, attn_layer_indices=[2], attn_rotary_emb=64),
@@ -238,15 +240,7 @@ READ = [
         layer_rope_theta=[1e4, 0, 2e4],
     ),
     row("granitemoehybrid", "2 x -/128", num_hidden_layers=2, layer_types=["mamba", "attention"]),
-    row(
-        "granitemoehybrid",
-        "1 x -/128, 1 x 128/128 10000",
-        num_hidden_layers=2,
-        layer_types=["mamba", "attention"],
-        position_embedding_type="rope",
-    ),
     row("kolibri1", "2 x 128/128 10000", num_hidden_layers=2, sliding_window=None, layer_types=[SLIDING, FULL]),
-    row("lara_mini", "1 x -/128, 1 x 128/128 10000, 2 x -/128, 1 x 128/128 10000", num_hidden_layers=5),
     row(
         "llama4_text",
         "1 x 128/128 500000, 1 x -/128 QueryScale(coefficient=0.1, period=8192, offset=1, variant='steps'); "
@@ -258,7 +252,6 @@ READ = [
         "llama4_text", "3 x 128/128 500000, 1 x -/128; interleaved", num_hidden_layers=4, attn_temperature_tuning=False
     ),
     row("mllama_text_model", "3 x 128/128 500000, 1 x -/128, 4 x 128/128 500000", num_hidden_layers=8),
-    row("mllama_text_model", "1 x 128/128 500000, 1 x -/128, 38 x 128/128 500000", cross_attention_layers=[1]),
     row(
         "muse_glimmer_text",
         "1 x 16/16 500000, 1 x -/16, 1 x 16/16 500000, 1 x -/16, 2 x 16/16 500000",
@@ -267,7 +260,6 @@ READ = [
         rope_theta=5e5,
         layer_rope_theta=[1, 0, 7, 0, 1, 1],
     ),
-    row("muse_spark_text", "1 x 64/64 500000, 1 x -/64, 3 x 64/64 500000, 1 x -/64", num_hidden_layers=6),
     row(
         "nemotron-nas",
         "1 x 16/16 500000, 2 x -/16",
@@ -276,7 +268,6 @@ READ = [
         rope_theta=5e5,
         block_configs=[{"attention": {x: True}} for x in ("other", "no_op", "replace_with_linear")],
     ),
-    row("nemotron_h", "4 x -/128"),
     row("nemotron_h", "3 x -/32", hybrid_override_pattern="M*-", attention_head_dim=32),
     row("olmo_hybrid", "32 x -/128", rope_parameters={"rope_theta": None}),
     row(
@@ -302,9 +293,7 @@ READ = [
     ),
     # how many layers
     row("dory", "1 x 256/256 10000, 1 x 256/256 1e+07", num_hidden_layers=4, layer_types=[SLIDING, "mlp", FULL, "mlp"]),
-    row("hrm_text", "16 x 128/128 10000", num_hidden_layers=16, num_layers_per_stack=2),
     row("hrm_text", "4 x 128/128 10000", num_hidden_layers=2, H_cycles=1, L_cycles=1),
-    row("longcat_flash", "6 x 64/192 1e+07; interleaved; last", num_layers=3),
     # a spectrum for each layer type, or for each layer
     row(
         "cohere_compass_text",
@@ -313,20 +302,6 @@ READ = [
         head_dim=128,
         layer_types=[FULL, SLIDING],
         rope_parameters={FULL: None, SLIDING: {"rope_theta": 5e4}, "rope_theta": 1e4, "rope_type": "default"},
-    ),
-    row(
-        "dory",
-        "3 x 256/256 10000, 1 x 256/256 1e+06, 1 x 256/256 10000",
-        num_hidden_layers=5,
-        rope_parameters={FULL: {"rope_theta": 1e6}, SLIDING: {"rope_theta": 1e4}},
-    ),
-    row(
-        "gemma3_text",
-        "1 x 256/256 20000, 1 x 256/256 2e+06",
-        num_hidden_layers=2,
-        sliding_window_pattern=2,
-        rope_theta=2e6,
-        rope_local_base_freq=2e4,
     ),
     row(
         "gemma4_text",
@@ -371,12 +346,6 @@ READ = [
         "1 x 128/128 1e+06 factor=2.0 rope_type=linear, 35 x 128/128 1e+06",
         rope_scaling_layers=[0],
         rope_parameters=LINEAR | {"rope_theta": 1e6},
-    ),
-    row(
-        "olmo3",
-        "3 x 128/128 500000, 1 x 128/128 500000 factor=2.0 rope_type=linear",
-        num_hidden_layers=4,
-        rope_scaling=LINEAR,
     ),
     row(
         "step3p5",
@@ -450,16 +419,6 @@ READ = [
     row("deepseek_v4", f"43 x 64/512 160000; {V4}43 x 64/128 160000; interleaved; last"),
     row(
         "deepseek_v4",
-        f"1 x 64/512 10000, 2 x 64/512 160000 {YARN}; {V4}"
-        f"1 x 64/128 10000, 2 x 64/128 160000 {YARN}; interleaved; last",
-        num_hidden_layers=3,
-        compress_ratios=[0, 128, 4, 0],
-        num_nextn_predict_layers=1,
-        original_max_position_embeddings=512,
-        rope_scaling={"rope_type": "yarn", "factor": 2048.0},
-    ),
-    row(
-        "deepseek_v4",
         f"1 x 64/512 10000, 1 x 64/512 160000 attention_factor=1.7625 {YARN}; {V4}"
         f"1 x 64/128 10000, 1 x 64/128 160000 attention_factor=1.7625 {YARN}; interleaved; last",
         num_hidden_layers=2,
@@ -486,7 +445,6 @@ READ = [
         partial_rotary_factor=0.5,
     ),
     row("glm4_moe_lite", "47 x 32/224 10000; interleaved; last", head_dim=32),
-    row("minimax_m2", "62 x 64/128 5e+06", rotary_dim=64),
     row(
         "minimax_m3_vl_text",
         "60 x 64/128 5e+06; indexer: 60 x 64/256 5e+06",

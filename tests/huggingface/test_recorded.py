@@ -26,8 +26,8 @@ OTHERWISE = set(
     "cohere_compass_text deepseek_v4 dory glm4v_text glm_image_text granitemoehybrid lfm2_moe minimax "
     "minimax_m3_vl_text qwen4_exp_text zamba2".split()
 )
-LEFT_OUT = [(case["config"], key) for case in TYPES for key in FILLED if key in case["config"]]
-LEFT_OUT = [(config, key) for config, key in LEFT_OUT if config["model_type"] not in OTHERWISE]
+CONFIGS = [case["config"] for case in TYPES if case["config"]["model_type"] not in OTHERWISE]
+LEFT_OUT = [(config, key) for config in CONFIGS for key in FILLED if key in config]
 # Their patterns follow from nothing that a config says.
 MUST_LIST = set("flint laguna lfm3 mellum mimo_v2_flash zaya".split())
 

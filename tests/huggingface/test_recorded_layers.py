@@ -1,23 +1,129 @@
-"""Layers whose values rotate, or that learn spectra, beside what those of transformers gave: recorded values."""
+"""Layers whose values rotate, or that learn spectra, give what those of transformers gave: recorded values.
 
-import jax
+Attention of DeepSeek-V4 and of Mistral Large 4 is written in NumPy, for one sequence: only the rotations and scales of
+plans are the library's. Weights are those of the module, by its names.
+"""
+
 import numpy as np
 import pytest
 
-from helpers.layers import LAYERS
-from helpers.tiers import slow
 from oracles import recorded
+from posenc_jax.hf import rotary_from_config
 
-CASES = {case["name"]: case for case in recorded.cases("hf_layers")}
-FEW = "DeepSeek-V4, heavily compressed, with an amplitude", "Mistral Large 4"  # others run the same functions
+# The indexer of DeepSeek-V4's sparse layers is compared with transformers in parity/test_forward.py.
+CASES = {case["name"]: case for case in recorded.cases("hf_layers") if "sparse" not in case["name"]}
 
 
-@pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in CASES])
-def test_outputs(name):
-    """Within 1e-5 of their standard deviation."""
+def linear(w, name, x, heads=None):
+    y = x @ w[f"{name}.weight"].T
+    return y.reshape(len(x), heads, -1) if heads else y
+
+
+def rms_norm(x, weight=1.0, epsilon=1e-6):
+    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + epsilon) * weight
+
+
+def layer_norm(w, name, x):
+    return rms_norm(x - x.mean(-1, keepdims=True), w[f"{name}.weight"]) + w[f"{name}.bias"]
+
+
+def softmax(x, axis):
+    y = np.exp(x)
+    return y / y.sum(axis, keepdims=True)
+
+
+def chosen(query, key, head_weights, visible, count):
+    """The visible keys with the best scores of an indexer."""
+    scores = np.einsum("qhk,qh->qk", np.maximum(np.einsum("qhd,kd->qhk", query, key), 0), head_weights)
+    scores = np.where(visible, scores, -np.inf)
+    return visible & (scores >= np.sort(scores)[:, -count:][:, :1])
+
+
+def attend(query, key, value, visible, scale, sinks=(-np.inf,)):
+    scores = np.where(visible, np.einsum("qhd,khd->hqk", query, key) * scale, -np.inf)
+    scores = np.concatenate([scores, np.broadcast_to(np.reshape(sinks, (-1, 1, 1)), (*scores.shape[:2], 1))], -1)
+    return np.einsum("hqk,khd->qhd", softmax(scores, -1)[..., :-1], value)
+
+
+def compressed(w, rate, x):
+    """One vector for each whole block of tokens."""
+    count = len(x) // rate
+    values, gates = (
+        linear(w, f"compressor.{name}_proj", x)[: count * rate].reshape(count, rate, -1) for name in ("kv", "gate")
+    )
+    gates = gates + w["compressor.position_bias"]
+    return rms_norm((values * softmax(gates, 1)).sum(1), w["compressor.kv_norm.weight"])[:, None]
+
+
+def deepseek_v4(config, w, x, layer):
+    """Keys are values, and those of blocks follow those of tokens."""
+    plan, heads = rotary_from_config(config), config["num_attention_heads"]
+
+    def rotate(y, role, positions=None):
+        return np.asarray(plan.rotate(np.float32(y), layer, positions, head_axis=-2, role=role))
+
+    latent = rms_norm(linear(w, "q_a_proj", x), w["q_a_norm.weight"])
+    query = rotate(rms_norm(linear(w, "q_b_proj", latent, heads)), "query")
+    tokens = rms_norm(linear(w, "kv_proj", x), w["kv_norm.weight"])[:, None]
+    key, value = (rotate(tokens, role) for role in ("key", "value"))
+    i, j = np.ogrid[: len(x), : len(x)]
+    visible = (j <= i) & (i - j < config["sliding_window"])
+    if rate := config["compress_rates"].get(config["layer_types"][layer]):
+        blocks = compressed(w, rate, x)
+        at = rate * np.arange(len(blocks), dtype=np.int32)
+        key, value = (np.concatenate([y, rotate(blocks, role, at)]) for y, role in ((key, "key"), (value, "value")))
+        visible = np.concatenate([visible, at + rate <= i + 1], 1)
+    key, value = (np.repeat(y, heads, 1) for y in (key, value))
+    output = rotate(attend(query, key, value, visible, config["head_dim"] ** -0.5, w["sinks"]), "output")
+    output = output.reshape(len(x), config["o_groups"], -1)
+    weight = w["o_a_proj.weight"].reshape(config["o_groups"], -1, output.shape[-1])
+    return linear(w, "o_b_proj", np.einsum("sgi,goi->sgo", output, weight).reshape(len(x), -1))
+
+
+# What a module of transformers calls the parameters that a checkpoint has under these names.
+LEARNED = {
+    "lerope.alpha": "alpha",
+    "layers.{layer}.attention.ssmax_scaling.s": "softmax_scaling.scale",
+    "layers.{layer}.attention.ssmax_scaling.b": "softmax_scaling.bias",
+    "layers.{layer}.attention.indexer.ssmax_scaling.s": "indexer.softmax_scaling.scale",
+    "layers.{layer}.attention.indexer.ssmax_scaling.b": "indexer.softmax_scaling.bias",
+}
+
+
+def mistral_large4(config, w, x, layer):
+    """A layer that computes its own keys and its own choice of them."""
+    plan, heads = rotary_from_config(config), config["num_attention_heads"]
+    head_dim, rope = plan.layers[layer].head_dim, config["qk_rope_head_dim"]
+
+    def rotate(y, role, plan=plan):
+        parameters = {name: np.float32(w[LEARNED[name]]) for name, _ in plan.parameters}
+        y = plan.rotate(np.float32(y), layer, head_axis=-2, role=role, scaled=False, parameters=parameters)
+        return np.asarray(y)
+
+    query = rotate(linear(w, "q_proj", x, heads), "query")
+    latent, shared = np.split(linear(w, "kv_a_proj_with_mqa", x), [config["kv_lora_rank"]], -1)
+    latent = rms_norm(latent, w["kv_a_layernorm.weight"], config["rms_norm_eps"])
+    nope = head_dim - rope if config["no_rope_layers"][layer] else head_dim
+    key, value = np.split(linear(w, "kv_b_proj", latent, heads), [nope], -1)
+    shared = np.broadcast_to(shared[:, None], (len(x), heads, shared.shape[-1]))
+    key = rotate(np.concatenate([key, shared], -1), "key")
+    index_query = linear(w, "indexer.wq_b", layer_norm(w, "indexer.q_input_norm", x), config["index_n_heads"])
+    index_key = layer_norm(w, "indexer.k_norm", linear(w, "indexer.wk", x))[:, None]
+    index_query, index_key = rotate(index_query, "query", plan.indexer), rotate(index_key, "key", plan.indexer)[:, 0]
+    head_weights, causal = linear(w, "indexer.weights_proj", x), np.tri(len(x), dtype=bool)
+    visible = chosen(index_query, index_key, head_weights, causal, config["index_topk"])
+    output = attend(query, key, value, visible, plan.softmax_scale * head_dim**-0.5)
+    return linear(w, "o_proj", output.reshape(len(x), -1))
+
+
+LAYERS = {"deepseek_v4": deepseek_v4, "mistral_large4_text": mistral_large4}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_output_of_a_layer_is_that_of_transformers(name):
+    """Within 1e-5 of its standard deviation."""
     case = CASES[name]
-    weights = {key: np.float32(weight) for key, weight in case["weights"].items()}
+    weights = {key: np.float64(weight) for key, weight in case["weights"].items()}
     layer = LAYERS[case["config"]["model_type"]]
-    got = jax.jit(lambda w, x: layer(case["config"], w, x, case["layer"]))(weights, np.float32(case["input"]))
-    want = np.array(case["output"])
+    got, want = layer(case["config"], weights, np.float64(case["input"]), case["layer"]), np.array(case["output"])
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * want.std())

@@ -1,6 +1,4 @@
-"""Images, prefixes and encoders: rows of docs/attention_models.md give the masks of transformers."""
-
-import functools
+"""Images, prefixes and encoders: rows of docs/attention_models.md give the masks of transformers, scales and caps."""
 
 import jax
 import numpy as np
@@ -29,20 +27,15 @@ def options_of(model, layers):
     return eval(f"dict(causal={bool(blocks)}, {', '.join(ROWS[model, layers])})", names)
 
 
-def shares(mask):
-    """Of each query, a like share for every key that it sees."""
-    seen = np.array([[int(key) for key in row] for row in mask])
-    return seen / seen.sum(1, keepdims=True)
-
-
 @pytest.mark.parametrize(("model", "layers"), ROWS)
 def test_the_row_is_the_models_mask(model, layers):
+    """Each query gives the same share to every key that it sees."""
     case, options = RECORDED[model], options_of(model, layers)
-    calls = case[layers]  # of π0 two: the prompt, then state and actions with its keys in the cache
-    n = len(calls[-1][0])
+    calls = [np.array([list(map(int, row)) for row in mask]) for mask in case[layers]]  # two where keys are cached
+    n = calls[-1].shape[1]
     q, values = np.zeros((1, n, 1, 8), np.float32), np.eye(n, dtype=np.float32)[None, :, None]
-    got = np.asarray(jax.jit(functools.partial(pe.attention, **options))(q, q, values))[0, :, 0]
-    want = np.concatenate([np.pad(shares(mask), ((0, 0), (0, n - len(mask[0])))) for mask in calls])
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-6)
+    got = jax.jit(lambda q, v: pe.attention(q, q, v, **options))(q, values)[0, :, 0]
+    seen = np.concatenate([np.pad(mask, ((0, 0), (0, n - mask.shape[1]))) for mask in calls])
+    np.testing.assert_allclose(got, seen / seen.sum(1, keepdims=True), rtol=0, atol=1e-6)
     assert options.get("scale", 8**-0.5) == pytest.approx(case["scale"])
     assert options.get("logits_soft_cap") == case["cap"]

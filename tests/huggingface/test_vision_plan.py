@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from posenc_jax.hf import PatchGrid, RotaryLayer, RotaryPlan, VisionPlan, vision_rotary_from_config
@@ -94,11 +92,3 @@ def test_rows_of_a_table_follow_the_patches():
     square.resampling.clear()  # the caller's own
     assert square.resampling == {"method": "linear", "antialias": False, "align_corners": True}
     assert jax.eval_shape(rows, square, table.astype(jnp.bfloat16)).dtype == jnp.bfloat16
-
-
-@pytest.mark.parametrize("spec", [P("d"), P(None, "d")], ids=["rows", "columns"])
-def test_a_table_must_be_whole(on_cpu, spec):
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
-    plan = VisionPlan(LAYERS[:1], "half", grids=(PatchGrid(),), table="linear")
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match="table must not be sharded along axis"):
-        plan.table_rows(jax.device_put(np.ones((4, 4, 1), np.float32), spec), (2, 2))
