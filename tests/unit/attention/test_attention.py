@@ -4,6 +4,8 @@
 - Results have the shape (..., queries, heads, value_dim) and the dtype of the query, residuals are float32 or float64.
 - A query that sees nothing has zeros, a residual of −∞ and no derivative.
 - Neither blocks, padding, hidden keys nor a bias without bounds leave a trace in what is seen.
+- Masks by position are right at the ends of int32 and of int64.
+- Documents that are packed or padded, decoding by a ring of a cache, and keys in parts give what the whole gives.
 """
 
 import functools
@@ -49,23 +51,22 @@ MASK = RNG.random((BATCH, HEADS, QUERIES, KEYS)) < 0.6
 EACH = (BATCH, HEADS), (BATCH, KV_HEADS), (BATCH, KV_HEADS)  # of data: a batch and heads of its own
 
 CASES = {
-    "plain": {},
     "window, sinks": {"window": (3, 1), "sinks": True},
-    "window of itself": {"window": (0, 0), "block_size": 1},
     "window after, cap": {"window": (None, 1), "cap": 0.7, "bias": True, "block_size": 512},
     "causal window, a number as scale": {"causal": True, "window": (4, 3), "bias": True, "scale": -0.5},
-    "segments, keys shared by all heads": {"segments": APART, "causal": True, "sinks": True, "kv_heads": 1},
+    "segments, keys shared by all heads": {
+        **{"segments": APART, "causal": True, "sinks": True, "kv_heads": 1, "block_size": 1}
+    },
     "order": {"causal": True, "order": ORDER, "window": (2, 1), "bias": True, "sinks": True, **SHARED},
-    "order of all, keys of each head": {"causal": True, "order": (AT, THERE), "kv_heads": 4, **SHARED},
-    "mask of heads": {"mask": MASK, "scale": (BATCH, QUERIES, HEADS)},
+    "mask of heads": {"mask": MASK, "scale": (BATCH, QUERIES, HEADS), "kv_heads": 4},
     "mask of keys": {"mask": MASK[:, :1, :1], "causal": True, "segments": APART, "scale": (QUERIES, 1)},
     "data": {"data": EACH, "causal": True, "scale": (HEADS,)},
     "data shared": {"data": ((1, 1), (1, 1), (BATCH, 1)), "window": (3, 1), "cap": 1.5},
     "everything": {
-        "window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": SEGMENTS, "mask": MASK[:1, :, :, :],
-        "data": ((BATCH, 1), (1, KV_HEADS), (1, 1)), "scale": (HEADS,), **BATCHED,
+        **{"window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": SEGMENTS, "mask": MASK[:1]},
+        **{"data": ((BATCH, 1), (1, KV_HEADS), (1, 1)), "scale": (HEADS,), **BATCHED},
     },
-}  # fmt: skip
+}
 
 
 def derivatives(case, x, v, dy):
@@ -83,34 +84,6 @@ def test_results_and_derivatives(name):
     check(y, tuple(want), 1e-6)
     check(tangents, along(lambda x: exact(case, x)[:2], x, v), against=f"differences of {FORMULA}")
     check(by, want_by, against=f"the derivative of {FORMULA}")
-
-
-def drawn_case(seed):
-    """Any masks, biases, caps, sinks, scales and sizes of tiles."""
-    rng = np.random.default_rng(seed)
-    given = {
-        "window": tuple(rng.choice([None, 0, 2, 5], 2).tolist()),
-        "cap": float(rng.choice([0.7, 2.0])),
-        "bias": True,
-        "sinks": True,
-        "segments": SEGMENTS,
-        "scale": [(HEADS,), (QUERIES, 1), (BATCH, QUERIES, HEADS)][rng.integers(3)],
-        "mask": MASK[tuple(slice(rng.choice([1, None])) for _ in range(4))],
-        "data": EACH,
-    }
-    case = {name: x for name, x in given.items() if rng.random() < 0.5} | (BATCHED if rng.random() < 0.5 else {})
-    case |= {"block_size": int(rng.choice([1, 2, 3, 5, 512])), "causal": bool(rng.random() < 0.5)}
-    return case | ({"order": ORDER} if case["causal"] and rng.random() < 0.5 else {})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_drawn_combinations(seed):
-    case = drawn_case(seed)
-    x, dy = drawn(case), cotangents(case)
-    *want, by = exact(case, x, *dy)
-    y, pull = jax.vjp(jax.jit(functools.partial(attend, case)), x)
-    check((y, pull(dy)[0]), (tuple(want), by), 2e-5)
 
 
 # Dtypes and shapes
@@ -143,20 +116,20 @@ def test_float64():
 
 def test_leading_axes_are_any():
     """Positions, a mask and data may be of some of them."""
-    x = drawn({"data": ((6, HEADS), (6, 1), (1, KV_HEADS))})
+    x = drawn({})
     q, k, v = (np.stack([a, 2 * a, a - 1]) for a in (x["query"], x["key"], x["value"]))
-    a, b = x["a"].reshape(3, 2, QUERIES, HEADS, 3), x["b"].reshape(3, 2, KEYS, 1, 3)[:, :1]
-    mask = RNG.random((3, 1, 1, 1, KEYS)) < 0.7
-    i = np.stack([AT, AT[::-1]])[None]
+    mask, i = RNG.random((3, 1, 1, 1, KEYS)) < 0.7, np.stack([AT, AT[::-1]])[None]
+    a, b = (RNG.normal(size=shape).astype(np.float32) for shape in ((1, 2, QUERIES, 1), (3, 1, KEYS, KV_HEADS)))
 
     def bias(i, j, a, b):
-        return jnp.einsum("...qhc,...kc->...hqk", a, b[..., 0, :]) * i[..., None, :, None].astype(a.dtype)
+        a, b = jnp.swapaxes(a, 1, 2), jnp.swapaxes(b, 1, 2)
+        return a[..., None] * b[..., None, :] * i[:, None, :, None].astype(a.dtype)
 
     where = {"query_positions": i, "key_positions": THERE, "query_data": a, "key_data": b, "mask": mask}
-    y, residual = jax.jit(lambda *x: pe.attention(*x, bias=bias, block_size=3, return_residual=True, **where))(q, k, v)
-    scores = np.einsum("...qhc,...kc->...hqk", np.float64(a), np.float64(b[..., 0, :])) * i[..., None, :, None]
-    want = dense(q, k, v, scores, mask)
-    check((y, residual), (want.y, want.residual), 2e-6)
+    got = jax.jit(lambda *x: pe.attention(*x, bias=bias, block_size=3, return_residual=True, **where))(q, k, v)
+    of_keys = np.repeat(np.moveaxis(np.float64(b), -1, -2), HEADS // KV_HEADS, -2)[..., None, :]
+    want = dense(q, k, v, np.moveaxis(a * i[..., None], -1, -2)[..., None] * of_keys, mask)
+    check(got, (want.y, want.residual), 2e-6)
     alone = jax.eval_shape(functools.partial(pe.attention, return_residual=True), q[0, 0], k[0, 0], v[0, 0])
     assert [y.shape for y in alone] == [(QUERIES, HEADS, VALUE_WIDTH), (QUERIES, HEADS)]
 
@@ -181,18 +154,12 @@ def test_positions_count_from_0_and_a_bias_may_be_a_number():
     check(both(q, k, v), (dense(q, k, v, seen=np.tri(QUERIES, dtype=bool)).y, dense(q, k, v).y), 1e-6)
 
 
-@pytest.mark.parametrize("scale", [0, np.float32(0.6), jnp.float32(0.6)], ids=repr)
-def test_a_scale_may_be_a_number(scale):
+@pytest.mark.parametrize(("scale", "traced"), [(0, False), (np.float32(0.6), False), (jnp.bfloat16(0.5), True)])
+def test_a_scale_may_be_a_number(scale, traced):
     x = [*drawn({}).values()]
-    got = jax.jit(lambda q, k, v: pe.attention(q, k, v, scale=scale))(*x)
-    check(got, dense(*x, scale=np.float32(scale)).y, 1e-6)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-def test_a_scale_may_be_traced(dtype):
-    x, scale = [*drawn({}).values()], np.asarray(0.5, dtype)
-    got = jax.jit(lambda q, k, v, scale: pe.attention(q, k, v, scale=scale))(*x, scale)
-    check(got, dense(*x, scale=0.5).y, 1e-6)
+    attend = lambda scale: pe.attention(*x, scale=scale)  # noqa: E731
+    got = jax.jit(attend)(np.asarray(scale)) if traced else jax.jit(functools.partial(attend, scale))()
+    check(got, dense(*x, scale=np.float64(scale)).y, 1e-6)
 
 
 # What is not seen
@@ -299,35 +266,41 @@ def seen_by(i, j, **options):
     return np.asarray(jax.jit(lambda i, j: f(query_positions=i, key_positions=j))(i, j))[0, :, 0] > 0
 
 
-WINDOWS = [(3, None), (2**32 - 2, None), (None, 2**32 - 2), (2**31, 2**31 - 1), (2**40, 2**70)]
+WIDE = np.int64([0, 2**33, 2**40, -(2**62), 2**63 - 1]), np.int64([1, -1, 2**40 + 3, -(2**62) - 2, -(2**63), 2**34])
 
 
-@pytest.mark.parametrize("options", [{"causal": True}, *({"window": window} for window in WINDOWS)], ids=str)
-def test_masks_by_position_do_not_wrap(options):
+@pytest.mark.parametrize(
+    ("at", "options"),
+    [
+        ((ENDS, ENDS[::-1]), {"causal": True}),
+        ((ENDS, ENDS[::-1]), {"window": (3, None)}),
+        ((ENDS, ENDS[::-1]), {"window": (2**32 - 2, None)}),
+        ((ENDS, ENDS[::-1]), {"window": (None, 2**32 - 2)}),
+        ((ENDS, ENDS[::-1]), {"window": (2**31, 2**31 - 1)}),
+        ((ENDS, ENDS[::-1]), {"window": (2**40, 2**70)}),
+        (WIDE, {"window": (2**33, None)}),
+        (WIDE, {"window": (2**63, 2)}),
+    ],
+)
+def test_masks_by_position_do_not_wrap(at, options):
     """So an empty slot of a cache, at the greatest position, is hidden from all queries before it."""
-    np.testing.assert_array_equal(seen_by(ENDS, ENDS[::-1], **options), may_see(ENDS, ENDS[::-1], **options)[0])
-
-
-def test_windows_over_wide_integers():
-    i, j = np.int64([0, 2**33, 2**40, -(2**62), 2**63 - 1]), np.int64([1, -1, 2**40 + 3, -(2**62) - 2, -(2**63), 2**34])
-    for window in ((2**33, None), (2**63, 2)):
-        with jax.enable_x64(True):
-            got = seen_by(i, j, window=window)
-        np.testing.assert_array_equal(got, may_see(i, j, window=window)[0])
+    with jax.enable_x64(at is WIDE):
+        got = seen_by(*at, **options)
+    np.testing.assert_array_equal(got, may_see(*at, **options)[0])
 
 
 def test_sinks_of_any_size():
+    """One at −∞ is none, a low one is no more than that, and a great one takes all weight."""
     case = {"sinks": True, "segments": APART, "causal": True}
     x, (dy, dl) = drawn(case), cotangents(case)
     x["sinks"] = lows = np.float32([-np.inf, 1e4, -1e4, 3e38])
-    (y, residual), tangents, by = jax.jit(functools.partial(derivatives, case))(
-        x, x | {"sinks": np.ones_like(lows)}, (dy, 0 * dl)
-    )
-    none, of_none, _ = exact(case, {name: x[name] for name in ("query", "key", "value")})
-    check((y[:, :, [0, 2]], y[:, :, [1, 3]]), (none[:, :, [0, 2]], 0 * none[:, :, [1, 3]]))
-    np.testing.assert_array_equal(np.isneginf(residual), np.isneginf(of_none) & (np.arange(HEADS) == 0))
+    v = x | {"sinks": np.ones_like(lows)}
+    (y, residual), tangents, by = jax.jit(functools.partial(derivatives, case))(x, v, (dy, 0 * dl))
+    without = exact(case, {name: x[name] for name in ("query", "key", "value")})[0]
+    check((y[:, :, [0, 2]], y[:, :, [1, 3]]), (without[:, :, [0, 2]], 0 * without[:, :, [1, 3]]))
+    np.testing.assert_array_equal(np.isneginf(residual[..., 0]), np.broadcast_to(AT == 5, (BATCH, QUERIES)))
     np.testing.assert_array_equal(residual[..., 3], lows[3])
-    assert all(np.all(np.isfinite(a)) for a in (*tangents, by["sinks"])) and not np.any(np.delete(by["sinks"], 2))
+    assert not np.any(np.delete(by["sinks"], 2)) and all(np.all(np.isfinite(a)) for a in (*tangents, by["sinks"]))
 
 
 def test_caps_at_their_bounds_and_far_scores():
@@ -339,7 +312,7 @@ def test_caps_at_their_bounds_and_far_scores():
         assert all(np.all(np.isfinite(a)) for a in jax.tree.leaves(by)), case
 
 
-# Parts, and what a bias reads
+# The same tokens in another arrangement
 
 
 def test_keys_may_come_in_parts():
@@ -359,39 +332,52 @@ def test_keys_may_come_in_parts():
     check(jax.jit(merged)(x), exact(case, x)[:2], 2e-6)
 
 
-def test_a_step_of_decoding_is_a_row_of_the_whole():
-    case = {"causal": True, "bias": True, "window": (5, None), "sinks": True}
+def test_steps_with_a_ring_of_a_cache_are_rows_of_the_whole():
+    """Four slots hold the keys that a window shows; those that are not written yet are at the greatest position."""
+    case = {"causal": True, "bias": True, "window": (3, None), "sinks": True, "i": THERE[:QUERIES]}
     x = drawn(case)
-    step = jax.jit(lambda q, i: attend(case | {"i": i}, x | {"query": q}))
-    for t in (0, 3, QUERIES - 1):
-        want = [y[:, t : t + 1] for y in exact(case, x)[:2]]
-        check(step(x["query"][:, t : t + 1], np.full((BATCH, 1), AT[t])), tuple(want), 2e-6, f"row {t} of {FORMULA}")
+    want = exact(case, x)[:2]
+    step = jax.jit(lambda x, i, j: attend(case | {"i": i, "j": j}, x))
+    for t in range(QUERIES):
+        slots = t - (t - np.arange(4)) % 4
+        cache = {name: x[name][:, np.maximum(slots, 0)] for name in ("key", "value")}
+        got = step(x | {"query": x["query"][:, [t]]} | cache, THERE[[t]], np.where(slots < 0, INT.max, slots))
+        check(got, tuple(y[:, [t]] for y in want), 2e-6, f"row {t} of {FORMULA}")
 
 
-def test_integers_that_a_bias_closes_over_or_reads():
-    """The types of tokens on both sides, in a tree with a leaf of floats; they have no derivative."""
-    x, table = drawn({}), RNG.normal(size=(3, 3)).astype(np.float32)
-    types = RNG.integers(0, 3, (BATCH, QUERIES, 1), np.int32), RNG.integers(0, 3, (1, KEYS, 1), np.int32)
-    gates, shift = RNG.normal(size=(BATCH, KEYS, KV_HEADS)).astype(np.float32), np.int32(1)
+def test_packed_or_padded_documents_are_as_alone():
+    """Of three and of four tokens: in one row, told apart by segments, or padded on the left, under a mask of keys."""
+    slopes, x = RNG.uniform(0.1, 1, HEADS).astype(np.float32), [a[0, :7] for a in drawn({}).values()]
 
     @jax.jit
-    def got(table, gates, shift):
-        def f(table, gates):
-            def of_types(i, j, a, b):
-                pairs = table[(a["type"][:, :, 0, None] + shift) % 3, b["type"][:, None, :, 0]]
-                return pairs[:, None] + jnp.swapaxes(b["gate"], 1, 2)[:, :, None]
+    def attend(q, k, v, at, **options):
+        options |= {"query_positions": at, "key_positions": at, "causal": True, "block_size": 3}
+        return pe.attention(q, k, v, bias=lambda i, j: pe.alibi(i, j, slopes), **options)
 
-            where = {"query_positions": AT, "key_positions": THERE, "block_size": 3}
-            data = {"query_data": {"type": types[0]}, "key_data": {"type": types[1], "gate": gates}}
-            return pe.attention(*x.values(), bias=of_types, **data, **where)
+    alone = []
+    for document in (slice(3), slice(3, 7)):
+        qkv = [a[document] for a in x]
+        n = np.arange(len(qkv[0]))
+        alone.append(dense(*qkv, alibi(tile(n, n), slopes), np.tri(len(n), dtype=bool)).y)
+    at, ids = np.int32([0, 1, 2, 0, 1, 2, 3]), np.int32([0, 0, 0, 1, 1, 1, 1])
+    check(attend(*x, at, query_segments=ids, key_segments=ids), np.concatenate(alone), 1e-6, "each alone")
+    rows, at = np.array([[0, 0, 1, 2], [3, 4, 5, 6]]), np.int32([[0, 0, 1, 2], [0, 1, 2, 3]])
+    padded = attend(*(a[rows] for a in x), at, mask=np.array([[False] + [True] * 3, [True] * 4])[:, None, None])
+    check((padded[0, 1:], padded[1]), tuple(alone), 1e-6, "each alone")
 
-        return gradients(f, table, gates)
 
-    y, (d_table, d_gates) = got(table, gates, shift)
-    pairs = np.broadcast_arrays((types[0] + 1) % 3, types[1][:, None, :, 0])
-    of_gates = np.repeat(np.swapaxes(gates, 1, 2), HEADS // KV_HEADS, 1)[:, :, None]
-    want = dense(*x.values(), np.float64(table)[tuple(pairs)][:, None] + of_gates)
-    ds, d_want = want.back(y)[3], np.zeros((3, 3))
-    np.add.at(d_want, tuple(pairs), ds.sum(1))
-    grouped = np.swapaxes(ds.sum(2).reshape(BATCH, KV_HEADS, -1, KEYS).sum(2), 1, 2)
-    check((y, d_table, d_gates), (want.y, d_want, grouped))
+def test_a_bias_may_read_integers():
+    """The types of tokens on both sides index a table; they have no derivative."""
+    x, table = drawn({}), RNG.normal(size=(3, 3)).astype(np.float32)
+    types = RNG.integers(0, 3, (BATCH, QUERIES, 1), np.int32), RNG.integers(0, 3, (1, KEYS, 1), np.int32)
+
+    def f(table):
+        of_types = lambda i, j, a, b: table[a["type"][:, :, 0, None], b[:, None, :, 0]][:, None]  # noqa: E731
+        where = {"query_positions": AT, "key_positions": THERE, "block_size": 3}
+        return pe.attention(*x.values(), bias=of_types, query_data={"type": types[0]}, key_data=types[1], **where)
+
+    y, (d_table,) = jax.jit(functools.partial(gradients, f))(table)
+    pairs = tuple(np.broadcast_arrays(types[0], types[1][:, None, :, 0]))
+    want, d_want = dense(*x.values(), np.float64(table)[pairs][:, None]), np.zeros((3, 3))
+    np.add.at(d_want, pairs, want.back(y)[3].sum(1))
+    check((y, d_table), (want.y, d_want))
