@@ -63,36 +63,29 @@ def test_on_explicit_axes():
     check(got, one_device(), 2e-5, "one device")
 
 
+Y = np.ones((BATCH, LENGTH, HEADS, 4), np.float32)
+
+
 @pytest.mark.parametrize(
-    ("name", "spec", "like"),
+    ("name", "array", "spec", "like"),
     [
-        ("sinks", P(D), "the heads of query"),
-        ("scale", P(H, None), "query"),
-        ("query_data", P(H), "query"),
-        ("query_data", P(None, None, None, H), "query"),
-        ("key_data", P(None, D), "key"),
-        ("mask", P(None, None, H), "query"),
-        ("query_positions", P(H, None), "query"),
+        ("sinks", Y[0, 0, :, 0], P(D), "the heads of query"),
+        ("scale", Y[0, :, :, 0], P(H, None), "query"),
+        ("query_data", Y, P(H), "query"),
+        ("query_data", Y, P(None, None, None, H), "query"),
+        ("key_data", Y[..., 0], P(None, D), "key"),
+        ("mask", np.ones((BATCH, HEADS, LENGTH, LENGTH), bool), P(None, None, H), "query"),
+        ("query_positions", np.stack([AT, AT]), P(H, None), "query"),
     ],
 )
-def test_what_belongs_to_the_query_is_sharded_like_it(name, spec, like):
-    x = np.ones((BATCH, LENGTH, HEADS, 4), np.float32)
-    given = {
-        "sinks": np.ones(HEADS, np.float32),
-        "scale": x[0, :, :, 0],
-        "query_data": x,
-        "key_data": x[..., 0],
-        "mask": np.ones((BATCH, HEADS, LENGTH, LENGTH), bool),
-        "query_positions": np.stack([AT, AT]),
-    }
+def test_what_belongs_to_the_query_is_sharded_like_it(name, array, spec, like):
     with jax.set_mesh(mesh_of(AxisType.Explicit)):
-        x, options = jax.device_put(x, P(D, None, H)), {name: jax.device_put(given[name], spec)}
-        if name == "query_positions":
-            options["key_positions"] = AT
+        y, options = jax.device_put(Y, P(D, None, H)), {name: jax.device_put(array, spec)}
+        options |= {"key_positions": AT} if name == "query_positions" else {}
         f = functools.partial(pe.attention, bias=(lambda i, j, a, b: 0.0) if "data" in name else None)
         match = f"^attention: {name} must be sharded on Explicit axes of a mesh as {like} is, .*, or not at all, got P"
         with pytest.raises(ValueError, match=match):
-            jax.eval_shape(lambda x, options: f(x, x, x, **options), x, options)
+            jax.eval_shape(lambda y, options: f(y, y, y, **options), y, options)
 
 
 def test_queries_and_heads_in_shard_map():

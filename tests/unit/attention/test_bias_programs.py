@@ -54,7 +54,6 @@ BIASES = {
     "T5": (lambda i, j: pe.t5(i, j, TABLE), "table", "near"),
     "KERPLE, logarithm": (lambda i, j: pe.kerple_log(i, j, NUMBERS, NUMBERS), "table", 10),
     "signed clip": (lambda i, j: ROW[jnp.clip(difference(i, j), -3, 2) + 3], "table", "near"),
-    "clipped": (lambda i, j: -jnp.minimum(distance(i, j), 4).astype(jnp.float32), "table", "near"),
     "clipped at 126": (lambda i, j: jnp.minimum(distance(i, j), 126).astype(jnp.float32) ** 2, "table", "near"),
     "clipped too far": (lambda i, j: jnp.minimum(distance(i, j), 127).astype(jnp.float32), "table", 4),
     "FIRE": (lambda i, j: pe.fire(i, j, MLP, c=0.5, threshold=4.0), "steps", 24),
@@ -138,7 +137,6 @@ def curved(i, j, size, rate, power):
 PULLBACKS = {
     "ALiBi": (pe.alibi, 1),
     "KERPLE, logarithm": (pe.kerple_log, 2),
-    "KERPLE, power": (pe.kerple_power, 2),
     "curved": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
     "functions of parameters": (lambda i, j, x: pe.alibi(i, j, jax.nn.softplus(x) + jax.nn.relu(x - 0.5)), 1),
     "of no position": (lambda i, j, x: x[:, None, None], 1),
