@@ -97,25 +97,21 @@ def test_a_cap_is_not_traced_and_a_traced_scale_is_of_floats():
 
 # Positions that return
 
+# tests/properties/test_one_position.py has more of them
 LAST = np.iinfo(np.int32).max
 RETURNS = {
-    "packed": ([0, 1, 2, 0, 1, 2],) * 2,
     "packed, a row of two": ([[0, 1, 2, 3], [0, 1, 0, 1]],) * 2,
     "a tree of drafts": ([5, 6], [0, 1, 2, 3, 4, 5, 6, 5, 6]),
     "two slots of a token": ([5], [5, LAST, 5]),
     "where differences wrap": ([LAST - 1], [LAST - 1, -LAST, LAST - 1]),
-    "seen by one row": ([[0], [4]], [4, 5, 4]),
     "at the first and the last position that are seen": ([4], [4, 1, 4]),
 }
 STAYS = {
-    "a sequence": (range(8),) * 2,
     "a ring": ([13], [8, 9, 10, 11, 12, 13, 6, 7]),
     "padding on the left, and empty slots": ([[LAST, 0, 1], [0, 1, 2]], [[LAST, 0, 1, LAST], [0, 1, 2, LAST]]),
-    "rows of different lengths": ([[3, 4], [4, 5]], [[0, 1, LAST, 3, 4, LAST], [*range(6)]]),
     "remainders that are equal": ([9999], [0, 5000, 1, 64, 2, 128]),
     "an image at one position": ([0, 1, 1, 1, 2],) * 2,
     "what no query sees": ([3], [0, 1, 2, 3, 7, 8, 7]),
-    "no key": ([3], []),
     "no query": ([], [0, 1, 0]),
 }
 BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]

@@ -74,14 +74,6 @@ def test_a_tile_in_which_nothing_is_seen_costs_nothing(options, conditions):
     assert lowered(**options).count("stablehlo.case") == conditions
 
 
-def test_nothing_is_skipped_where_positions_are_mapped():
-    """A condition for each of a batch is none for the program; a batch axis of the positions keeps it one."""
-    x, p = jax.ShapeDtypeStruct((2, 520, 1, 8), jnp.float32), jax.ShapeDtypeStruct((2, 520), jnp.int32)
-    f = lambda x, p: pe.attention(x, x, x, query_positions=p, key_positions=p, causal=True)  # noqa: E731
-    mapped, batched = (jax.jit(g).lower(x, p).as_text().count("stablehlo.case") for g in (jax.vmap(f), f))
-    assert mapped == 0 and batched == 1
-
-
 def test_blocks_are_even_and_profiles_name_attention():
     text = lowered()
     assert "260x260xf32" in text and "512" not in text.split("loc(")[0] and "posenc_jax.attention/" in text

@@ -45,17 +45,10 @@ class Bias(NamedTuple):
 
 
 def custom(i, j, size, rate, xp=jnp):
-    """No function of i − j, and finite at the positions of 200 tokens alone."""
+    """No function of i − j, and finite at the positions of 200 tokens alone; (…, 1, queries, 1) and (…, 1, 1, keys)."""
     i, j = (x.astype(xp.float32 if xp is jnp else float) for x in (i, j))
+    size, rate = size[:, None, None], rate[:, None, None]
     return xp.where(i > j, size, -0.25) * xp.tanh(rate * i) * xp.log(200 - xp.maximum(i, j))
-
-
-def by_hand(f, *learned):
-    """A bias of positions (…, 1, queries, 1) and (…, 1, 1, keys), and of numbers of each head."""
-    per_head = lambda numbers: [x[..., None, None] for x in numbers]  # noqa: E731
-    tile = lambda i, j: (i[..., None, :, None], j[..., None, None, :])  # noqa: E731
-    formula = lambda i, j, *x: f(i, j, *per_head(x), xp=np)  # noqa: E731
-    return Bias(lambda i, j, *x: f(*tile(i, j), *per_head(x)), formula, learned)
 
 
 def of_distance(f, formula, *learned):
@@ -74,7 +67,11 @@ BIASES = {
     "ALiBi": of_distance(pe.alibi, oracle.alibi, np.float32([1 / 16, 1 / 256])),
     "KERPLE": of_distance(pe.kerple_log, oracle.kerple_log, ONES, HALVES),
     "T5": Bias(pe.t5, lambda i, j, table: oracle.t5(np.abs(i - j), i < j, table), (TABLE,)),
-    "custom": by_hand(custom, np.float32([0.5, -1]), np.float32([0.01, 0.02])),
+    "custom": Bias(
+        lambda i, j, *x: custom(i[..., None, :, None], j[..., None, None, :], *x),
+        functools.partial(custom, xp=np),
+        (np.float32([0.5, -1]), np.float32([0.01, 0.02])),
+    ),
     "T5 in a window": Bias(t5_in_a_window, lambda i, j, table: oracle.t5(np.abs(i - j), i < j, table), (TABLE,)),
 }
 COUNT = np.arange(256)

@@ -1,8 +1,8 @@
 """The tiles of attention: which pairs they show, which tiles are visited, and how arrays are cut into blocks.
 
 - A tile shows the pairs that masks let through, at any int32 positions, and is visited if it shows one.
-- Of runs of consecutive positions, segments or orders, no tile is visited in vain.
-- Blocks are as even as possible; the last one is padded with the last token, and joined arrays are those that were cut.
+- Of runs of consecutive positions or segments, no tile is visited in vain.
+- Blocks are as even as possible.
 """
 
 import functools
@@ -72,17 +72,6 @@ def test_no_pair_is_dropped_and_no_run_is_visited_in_vain(rule, with_segments):
     np.testing.assert_array_equal(visited[is_run], some[is_run])
 
 
-def test_orders_are_read_wherever_tokens_stand():
-    start = RNG.integers(-6, 6, (TRIES, 2)) + RNG.choice([INT.min + 6, 0, INT.max - 12], TRIES)[:, None]
-    order = tuple((start[:, [n]] + RNG.permutation(3 + n)).astype(np.int32) for n in range(2))
-    i, j = positions(3), positions(4)
-    sides = TokenAttributes(i, order=order[0]), TokenAttributes(j, order=order[1])
-    pairs, visited = map(np.asarray, seen_and_visited((False, (None, None)), *sides))
-    np.testing.assert_array_equal(pairs, may_see(i, j, True, order=order)[:, 0])
-    np.testing.assert_array_equal(visited, pairs.any((1, 2)))
-    assert visited.any() and not visited.all()
-
-
 NEAR, BEHIND = np.int32([[0, 1], [50, 51]]), np.int32([[40, 41], [50, 60]])
 ONE, TWO = np.int32([[0, 0], [1, 1]]), np.int32([[0, 0], [2, 2]])
 
@@ -120,6 +109,7 @@ def test_tiles_that_nothing_sees_are_not_visited(name):
         return jnp.zeros((block, block))
 
     options = {"causal": True, "window": (7, None), "query_segments": segments, "key_segments": segments}
+    options |= dict.fromkeys(("query_order", "key_order"), np.arange(n, dtype=np.int32))
     f = functools.partial(pe.attention, bias=bias, block_size=block, **options)
     jax.block_until_ready(jax.jit(functools.partial(program, f))(x, x, x))
     jax.effects_barrier()
@@ -128,27 +118,9 @@ def test_tiles_that_nothing_sees_are_not_visited(name):
     assert {*visits} == want and len(visits) == times * len(want)
 
 
-# Cuts
-
-
 @pytest.mark.parametrize(
     ("length", "grid"), [(0, (1, 1)), (1, (1, 1)), (4, (1, 4)), (7, (2, 4)), (9, (3, 3)), (13, (4, 4))]
 )
-def test_what_is_cut_into_even_blocks_is_joined(length, grid):
-    whole = RNG.normal(size=(2, length, 6, 3)).astype(np.float32)
-    blocks = jax.jit(lambda x: tiles.cut_queries(settings(), x, 2))(whole)
-    assert tiles.grid(4, length) == grid and blocks.shape == (grid[0], 2, 2, 3, grid[1], 3)
-    np.testing.assert_array_equal(jax.jit(lambda x: tiles.join(x, length))(blocks), whole)
-    if length:  # the last head of the last key head
-        np.testing.assert_array_equal(np.asarray(blocks)[0, :, 1, 2, 0], whole[:, 0, 5])
-
-
-def test_padding_repeats_the_last_token():
-    """And a mask is False there."""
-    ends = np.int32([INT.max, INT.min, 5, 0, INT.min])
-    cut = jax.jit(functools.partial(tiles._cut_attribute, settings()))
-    np.testing.assert_array_equal(cut(ends), [[INT.max, INT.min, 5], [0, INT.min, INT.min]])
-    np.testing.assert_array_equal(cut(ends == 5), [[False, False, True], [False, False, False]])
-    np.testing.assert_array_equal(cut(np.stack([ends, ends[::-1]]))[1, 1], [INT.min, INT.max, INT.max])
-    of_data = jax.jit(functools.partial(tiles._cut_data, settings()))(ends[None, :, None])
-    np.testing.assert_array_equal(of_data[1, 0, :, 0], [0, INT.min, INT.min])
+def test_blocks_are_even(length, grid):
+    """Their number and size, where a block has four tokens at most."""
+    assert tiles.grid(4, length) == grid
