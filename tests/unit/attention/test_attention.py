@@ -131,8 +131,8 @@ def test_leading_axes_are_any():
 def test_empty_sequences_and_batches(batch, queries, keys):
     """Results are zeros, of keys the sinks are left."""
     case = {"i": AT[:queries], "j": THERE[:keys], "causal": True, "bias": True, "sinks": True}
-    x = {name: a[:batch, :keys] if a.ndim > 1 else a for name, a in drawn(case).items()}
-    x["query"] = drawn(case)["query"][:batch, :queries]
+    x = drawn(case)
+    x |= {"query": x["query"][:batch, :queries]} | {name: x[name][:batch, :keys] for name in ("key", "value")}
     (y, residual), pull = jax.vjp(jax.jit(functools.partial(attend, case)), x)
     assert y.shape == (batch, queries, HEADS, VALUE_WIDTH) and not np.any(y)
     by = pull((y, jnp.ones_like(residual)))[0]

@@ -1,8 +1,8 @@
-"""Derivatives of `attention` beyond the first, in each mode, and inside other transformations.
+"""Derivatives of `attention` beyond the first, in each mode.
 
 - In float64, Hessians are differences of the float64 gradient.
 - Each array may have a derivative alone; integers have none.
-- `jax.vmap`, `jax.lax.scan` and `jax.checkpoint` compose with them.
+- `jax.vmap` composes with them, over any of the arrays.
 - Tangents keep their precision beside masked keys, scores that overflow and what all keys share.
 """
 
@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import posenc_jax as pe
 from helpers.attention import AT, BATCH, FORMULA, KV_HEADS, QUERIES, THERE, along, attend, check, drawn, exact
@@ -88,32 +87,6 @@ def test_no_derivative_by_positions():
     assert by_i.dtype == jax.dtypes.float0
 
 
-# Inside other transformations
-
-
-def test_in_a_scan_of_checkpoint():
-    """Two layers, the second with the sums of the first in its query: the tangent, and the cotangent along it."""
-
-    def scanned(x):
-        def layer(query, _):
-            y = jax.checkpoint(results)(x | {"query": query})
-            return query + 0.1 * jnp.sum(y[0], -1, keepdims=True), y
-
-        return jax.tree.map(lambda y: y[-1], lax.scan(layer, x["query"], None, 2)[1])
-
-    def exactly(x):
-        y, _, _ = exact(EVERYTHING, x)
-        return exact(EVERYTHING, x | {"query": x["query"] + 0.1 * np.sum(y, -1, keepdims=True)})[:2]
-
-    @jax.jit
-    def both(x, v):
-        y, tangents = jax.jvp(scanned, (x,), (v,))
-        by = jax.vjp(scanned, x)[1](jax.tree.map(jnp.cos, y))[0]
-        return tangents, dot(by, v) - sum(jnp.vdot(jnp.cos(a), b) for a, b in zip(y, tangents, strict=True))
-
-    check(both(X, V), (along(exactly, X, V), 0.0), 1e-10, DIFFERENCES)
-
-
 def test_any_array_may_be_mapped():
     """What is not mapped gets the sum of the cotangents of all rows; from a mapped gradient, one for each row."""
     axes = {"key": -1, "value": 0, "a": 1, "g": 0, "sinks": 1}
@@ -141,7 +114,7 @@ def tangent(f, x, t):
 
 
 def test_what_fills_up_a_block_has_no_part_under_a_large_bias():
-    """e³⁰⁰ is beyond float32: padding of a block of queries must not have it as a weight, nor a derivative of it."""
+    """e³⁰⁰ is beyond float32: padding of a block must not have it as a weight, nor a derivative of it."""
     rng = np.random.default_rng(5)
     q, k, v, w = (rng.normal(size=(1, n, 2, 4)).astype(np.float32) for n in (5, 7, 7, 5))
     slopes, far = np.float32([300, -300]) / 7, np.arange(7, dtype=np.int32) + 1

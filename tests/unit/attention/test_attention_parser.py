@@ -88,13 +88,6 @@ def test_what_is_rejected(error, change, match):
         pe.attention(**{"query": Q, "key": K, "value": V} | WHERE | change)
 
 
-def test_a_cap_is_not_traced_and_a_traced_scale_is_of_floats():
-    with pytest.raises(TypeError, match="^attention: logits_soft_cap must be a number"):
-        jax.eval_shape(lambda c: pe.attention(Q, Q, Q, logits_soft_cap=c), 3.0)
-    with pytest.raises(TypeError, match="^attention: scale must be a float array, got int32"):
-        jax.eval_shape(lambda c: pe.attention(Q, Q, Q, scale=c), 3)
-
-
 # Positions that return
 
 # tests/properties/test_one_position.py has more of them

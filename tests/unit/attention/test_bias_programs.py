@@ -1,6 +1,6 @@
 """How a kernel computes a bias of positions: `bias_programs.plan` chooses the cheapest program that has its values.
 
-- "linear" for a number times |i − j|; "table" and "near" look up differences; "steps" are operations on single scores.
+- "linear" is a number times |i − j|; "table" and "near" look up differences; "steps" are operations on scores.
 - A program has the values of its bias, and its pullback those of its derivative, or it has none.
 - What a kernel cannot compute raises, and says what to use instead.
 """
@@ -113,21 +113,6 @@ def test_a_program_has_the_values_of_its_bias(name, counted):
     for a, b in zip(got, want, strict=True):
         bound = 0 if program.kind in ("table", "near") else 2e-6 * np.maximum(1, np.abs(b))
         assert_within(a, b, bound, against="the bias")
-
-
-def test_a_table_covers_the_padding():
-    """One entry per difference of padded positions, from −keys on; beyond the tokens, the furthest of theirs."""
-    program, (table,) = bias_programs.plan(lambda i, j: pe.t5(i, j, TABLE), HEADS, 1, COUNTS, PADDED)
-    assert program.kind == "table" and table.shape == (HEADS, sum(PADDED)) and table.dtype == np.float32
-    apart = np.arange(-PADDED[1], PADDED[0]).clip(1 - COUNTS[1], COUNTS[0] - 1).astype(np.int32)
-    np.testing.assert_array_equal(table, pe.t5(apart, np.zeros(1, np.int32), TABLE)[..., 0])
-
-
-def test_positions_with_a_batch_axis_have_the_same_program():
-    bias = lambda i, j: pe.t5(i, j, TABLE)  # noqa: E731
-    (one, (a,)), (two, (b,)) = (bias_programs.plan(bias, HEADS, axes, None, PADDED) for axes in (1, 2))
-    assert one == two
-    np.testing.assert_array_equal(a, b)
 
 
 # Derivatives

@@ -45,7 +45,7 @@ class Bias(NamedTuple):
 
 
 def custom(i, j, size, rate, xp=jnp):
-    """No function of i − j, and finite at the positions of 200 tokens alone; (…, 1, queries, 1) and (…, 1, 1, keys)."""
+    """No function of i − j, and finite at the positions of 200 tokens alone."""
     i, j = (x.astype(xp.float32 if xp is jnp else float) for x in (i, j))
     size, rate = size[:, None, None], rate[:, None, None]
     return xp.where(i > j, size, -0.25) * xp.tanh(rate * i) * xp.log(200 - xp.maximum(i, j))
