@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from oracles import biases, encodings
+from oracles import biases, encodings, rotations
 from posenc_jax import kernels
 
 RNG = np.random.default_rng(0)
@@ -107,12 +107,9 @@ def test_phase_constants_have_no_derivative():
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize(
-    ("dim", "dtype"),
-    [(2, np.float32), (96, jnp.bfloat16), (192, np.float16)],
-)
+@pytest.mark.parametrize(("dim", "dtype"), [(2, np.float32), (96, jnp.bfloat16), (192, np.float16)])
 def test_a_tile_rotates_as_by_rotary(dim, dtype, layout):
-    """Widths below, at and above a register of 128 lanes, and halves that are none."""
+    """Widths below and above a register of 128 lanes, and halves that are none."""
     f = pe.geometric(dim, 500_000.0).with_attention_factor(1.25)
     x = RNG.normal(size=(ROWS, 3, dim)).astype(dtype)
     same_bits(rotate(x, POSITIONS, f, layout), pe.rotary(x, POSITIONS, f, head_axis=-2, layout=layout))
@@ -141,17 +138,16 @@ def test_pairs_rotate_as_by_rotary(frequencies, dtype):
 def test_the_derivative_of_a_rotation(layout):
     """Outside a kernel: that of w · R x is Rᵀ w."""
     x, w = RNG.normal(size=(2, 2, 4)).astype(np.float32)
-    cosine, sine = kernels.cos_sin(
-        np.int32([[3], [5]]), kernels.phase_constants(4, None if layout == "pairs" else layout)
-    )
+    positions, pairs = np.int32([[3], [5]]), layout == "pairs"
+    waves = kernels.cos_sin(positions, kernels.phase_constants(4, None if pairs else layout))
 
-    def rotate(x, sine):
-        if layout == "pairs":
-            return jnp.concatenate(kernels.rotate_pairs(x[:, :2], x[:, 2:], cosine, sine), 1)
-        return kernels.rotate(x, cosine, sine, layout)
+    def product(x):
+        y = kernels.rotate_pairs(x[:, :2], x[:, 2:], *waves) if pairs else [kernels.rotate(x, *waves, layout)]
+        return jnp.vdot(w, jnp.concatenate(y, 1))
 
-    got = jax.jit(jax.grad(lambda x: jnp.vdot(w, rotate(x, sine))))(x)
-    np.testing.assert_allclose(got, rotate(w, -sine), rtol=1e-5)
+    angles = positions * np.array([1, 0.01])
+    want = rotations.rotate(np.float64(w), -np.sin(angles), np.cos(angles), "half" if pairs else layout)
+    np.testing.assert_allclose(jax.jit(jax.grad(product))(x), want, rtol=1e-5)
 
 
 # Biases

@@ -118,10 +118,10 @@ def prepared(name):
     i, j = pairs.pop("positions", map(np.arange, counts))
     formula = functools.partial(bias.formula, np.int64(i)[..., None, :, None], np.int64(j)[..., None, None, :])
     seen = may_see(i, j, **{name: options[name] for name in ("causal", "window") if name in options}, **pairs)
-    table = formula(*map(np.float64, bias.learned))
-    capped = {"cap": options.get("logits_soft_cap"), "sinks": options.get("sinks")}
+    table, sinks = formula(*map(np.float64, bias.learned)), options.get("sinks")
+    want = dense(*x, table, seen, options.get("scale"), cap=options.get("logits_soft_cap"), sinks=sinks)
     given = {name: value for name, value in options.items() if name not in ("sinks", *PAIRS)}
-    return x, bias, given | sides, capped["sinks"], formula, dense(*x, table, seen, options.get("scale"), **capped)
+    return x, bias, given | sides, sinks, formula, want
 
 
 @pytest.mark.parametrize("name", [name if name in DEFAULT else slow(name) for name in CASES])
