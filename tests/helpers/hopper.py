@@ -57,6 +57,6 @@ ATTEND = operation(
 )
 
 
-def interpreted(patch: Any = setattr) -> None:
-    """Makes the kernels run in interpret mode, until pytest's `monkeypatch.setattr` as `patch` is undone."""
+def interpreted(patch: Any) -> None:
+    """Makes the kernels run in interpret mode, until `patch`, pytest's `monkeypatch.setattr`, is undone."""
     patch(attend, "kernels", ATTEND)

@@ -18,8 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from helpers.tiers import slow
-from oracles import biases, encodings
+from oracles import biases, encodings, rotations
 from posenc_jax import kernels
 
 RNG = np.random.default_rng(0)
@@ -39,11 +38,10 @@ def call(kernel, results, *operands, interpret=True):
 
 def same_bits(got, want):
     got, want = np.asarray(got), np.asarray(want)
-    assert got.dtype == want.dtype and got.shape == want.shape
+    assert got.dtype == want.dtype
     if jax.default_backend() != "cpu":  # a GPU chooses the bits of a NaN
         got, want = (np.where(np.isnan(x), x.dtype.type(np.nan), x) for x in (got, want))
-    integers = f"u{got.dtype.itemsize}"
-    np.testing.assert_array_equal(got.view(integers), want.view(integers))
+    np.testing.assert_array_equal(*(x.view(f"u{x.dtype.itemsize}") for x in (got, want)))
 
 
 def cos_sin(positions, constants, interpret=True):
@@ -69,7 +67,7 @@ def rotate(x, positions, frequencies, layout):
 
 
 @pytest.mark.parametrize("interpret", [True, pltpu.InterpretParams()], ids=["generic", "tpu"])
-@pytest.mark.parametrize("frequencies", [YARN, OMEGA, slow(pe.geometric(128))], ids=["yarn", "array", "geometric"])
+@pytest.mark.parametrize("frequencies", [YARN, OMEGA], ids=["yarn", "array"])
 def test_cosines_and_sines_are_those_of_the_encoding(frequencies, interpret):
     cosine, sine = cos_sin(POSITIONS[:, None], kernels.phase_constants(frequencies), interpret)
     same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(POSITIONS, frequencies, layout="half"))
@@ -82,20 +80,10 @@ def test_cosines_and_sines_are_right():
         assert_within(wave, want, 9e-8, against="mpmath at 60 digits")
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_a_position_of_several_coordinates(layout):
-    """Constants have a column for each feature, and each column may have a coordinate of its own."""
-    f = pe.axial(64, 2, 100.0)
-    grid = RNG.integers(INT32.min, INT32.max, (ROWS, 2)).astype(np.int32)
-    x = RNG.normal(size=(ROWS, 64)).astype(np.float32)
-    axes = np.tile(f.axes, 2) if layout == "half" else np.repeat(f.axes, 2)
-
-    def kernel(x, positions, constants, out):
-        out[...] = kernels.rotate(x[...], *kernels.cos_sin(positions[...], constants[...]), layout)
-
-    constants = kernels.phase_constants(dataclasses.replace(f, axes=None), layout)
-    (got,) = call(kernel, [(x.shape, x.dtype)], x, grid[:, axes], constants)
-    same_bits(got, pe.rotary(x, grid, f, head_axis=None, layout=layout))
+def test_each_column_may_have_a_coordinate_of_its_own():
+    f, grid = pe.axial(64, 2, 100.0), np.stack([POSITIONS, POSITIONS[::-1]], 1)
+    cosine, sine = cos_sin(grid[:, f.axes], kernels.phase_constants(dataclasses.replace(f, axes=None)))
+    same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(grid, f, layout="half"))
 
 
 def test_constants_may_be_six_tiles():
@@ -119,12 +107,9 @@ def test_phase_constants_have_no_derivative():
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize(
-    ("dim", "dtype"),
-    [(2, np.float32), (96, jnp.bfloat16), (192, jnp.bfloat16), slow(128, np.float32), slow(256, np.float16)],
-)
+@pytest.mark.parametrize(("dim", "dtype"), [(2, np.float32), (96, jnp.bfloat16), (192, np.float16)])
 def test_a_tile_rotates_as_by_rotary(dim, dtype, layout):
-    """Widths below, at and above a register of 128 lanes, and halves that are none."""
+    """Widths below and above a register of 128 lanes, and halves that are none."""
     f = pe.geometric(dim, 500_000.0).with_attention_factor(1.25)
     x = RNG.normal(size=(ROWS, 3, dim)).astype(dtype)
     same_bits(rotate(x, POSITIONS, f, layout), pe.rotary(x, POSITIONS, f, head_axis=-2, layout=layout))
@@ -151,22 +136,18 @@ def test_pairs_rotate_as_by_rotary(frequencies, dtype):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved", "pairs"])
 def test_the_derivative_of_a_rotation(layout):
-    """Outside a kernel: of Σ(R x)³ it is 3 Rᵀ(R x)²."""
-    x, positions = np.arange(1, 9, dtype=np.float32).reshape(2, 4), np.int32([[3], [5]])
-    split = lambda x: (x[:, ::2], x[:, 1::2]) if layout == "interleaved" else (x[:, :2], x[:, 2:])  # noqa: E731
-    constants = kernels.phase_constants(4, None if layout == "pairs" else layout)
+    """Outside a kernel: that of w · R x is Rᵀ w."""
+    x, w = RNG.normal(size=(2, 2, 4)).astype(np.float32)
+    positions, pairs = np.int32([[3], [5]]), layout == "pairs"
+    waves = kernels.cos_sin(positions, kernels.phase_constants(4, None if pairs else layout))
 
-    def loss(x):
-        waves = kernels.cos_sin(positions, constants)
-        y = kernels.rotate_pairs(*split(x), *waves) if layout == "pairs" else [kernels.rotate(x, *waves, layout)]
-        return sum(jnp.sum(each**3) for each in y)
+    def product(x):
+        y = kernels.rotate_pairs(x[:, :2], x[:, 2:], *waves) if pairs else [kernels.rotate(x, *waves, layout)]
+        return jnp.vdot(w, jnp.concatenate(y, 1))
 
-    phasor = np.exp(1j * np.array([[3], [5]]) * [1, 0.01])
-    first, second = split(x)
-    y = phasor * (first + 1j * second)
-    want = np.conj(phasor) * (3 * (y.real**2 + 1j * y.imag**2))
-    for got, part in zip(split(jax.jit(jax.grad(loss))(x)), (want.real, want.imag), strict=True):
-        np.testing.assert_allclose(got, part, rtol=1e-5)
+    angles = positions * np.array([1, 0.01])
+    want = rotations.rotate(np.float64(w), -np.sin(angles), np.cos(angles), "half" if pairs else layout)
+    np.testing.assert_allclose(jax.jit(jax.grad(product))(x), want, rtol=1e-5)
 
 
 # Biases
@@ -191,11 +172,10 @@ FUNCTIONS = {  # and the public one, the formula, the bound between both functio
 
 
 @pytest.mark.parametrize("tile", TILES)
-@pytest.mark.parametrize("parameters", [(0.3, 0.7), slow((1.7, 1.9)), slow((0.01, 1e-6))])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_bias_is_near_the_public_function(name, parameters, tile):
+def test_a_bias_is_near_the_public_function(name, tile):
     function, public, formula, bound = FUNCTIONS[name]
-    (queries, keys), parameters = TILES[tile], np.float32(parameters if name != "alibi" else parameters[:1])
+    (queries, keys), parameters = TILES[tile], np.float32([0.3] if name == "alibi" else [0.3, 0.7])
     got, want = bias(function, queries, keys, *parameters), formula(biases.tile(queries, keys), *parameters)[0]
     assert_within(got, want, (bound + 2e-7) * np.abs(want), against="float64")
     theirs = np.asarray(public(queries, keys, *parameters[:, None]), np.float64)[0]

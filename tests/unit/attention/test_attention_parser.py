@@ -19,31 +19,27 @@ WHERE = {"query_positions": AT, "key_positions": THERE}
 NOWHERE = {"query_positions": None, "key_positions": None}
 MASK = np.ones((2, 4, 11, 13), bool)
 TOKENS = {"query_data": np.ones((1, 11, 1, 5), F), "bias": lambda i, j, a, b: jnp.float32(0)}
-FEW = r"\(2, 4, 11, 13\)"
-
+SHAPE = r"\(2, 4, 11, 13\)"
 MISSING = "query_positions and key_positions must be given for 11 queries and 13 keys"
 
 TYPES = [
     ({"query": Q.astype(int)}, "query must be a float array"),
     ({"key": K.astype(np.float16)}, "key must have the dtype of query, float32, got float16"),
-    ({"value": V.astype(np.float16)}, "value must have the dtype of query, float32, got float16"),
+    ({"value": V.astype(np.float16)}, "value must have the dtype of query"),
     ({"bias": Q}, "bias must be a function of positions"),
-    ({"bias": lambda i, j: (i, j)}, "bias must give one float array"),
     ({"bias": lambda i, j: i[:, None] - j[None]}, "bias must give one float array"),
     ({"causal": 1}, "causal must be True or False"),
     ({"return_residual": 1}, "return_residual must be True or False"),
     ({"scale": "a"}, "scale must be a number"),
     ({"scale": np.ones(4, np.int32)}, "scale must be a float array"),
     ({"window": 3}, r"window must be a pair \(left, right\)"),
-    ({"window": [3, 0]}, r"window must be a pair \(left, right\)"),
+    ({"window": [3, 0]}, "window must be a pair"),
     ({"window": (2.0, 0)}, r"window\[0\] must be an integer"),
-    ({"window": (0, True)}, r"window\[1\] must be an integer"),
     ({"logits_soft_cap": jnp.float32(3)}, "logits_soft_cap must be a number"),
     ({"sinks": np.arange(4)}, r"sinks must be a float array of shape \(heads,\)"),
     ({"mask": MASK.astype(np.int32)}, "mask must be an array of booleans, True where a query sees a key, got int32"),
     ({"mask": MASK.astype(F)}, "mask must be .*; an additive mask is a bias, got float32"),
     ({"query_positions": F(AT)}, "query_positions must be an integer array"),
-    ({"query_segments": F(AT), "key_segments": THERE}, "query_segments must be an integer array"),
     (TOKENS | {"key_data": {"x": "a"}}, r"key_data\['x'\] must be an array"),
 ]
 VALUES = [
@@ -56,19 +52,18 @@ VALUES = [
     ({"value": V[..., :0]}, "head_dim and value_dim must be at least 1"),
     ({"query": Q[:, :, :3]}, "the heads of query must be a multiple of those of key, got 3 and 2"),
     ({"key": K[:, :, :0], "value": V[:, :, :0]}, "the heads of query must be a multiple of those of key, got 4 and 0"),
-    ({"bias": lambda i, j: pe.alibi(i, j, 3)}, r"bias of shape \(3, 11, 13\) must broadcast to a tile .*" + FEW),
+    ({"bias": lambda i, j: pe.alibi(i, j, 3)}, r"bias of shape \(3, 11, 13\) must broadcast to a tile .*" + SHAPE),
     ({"bias": lambda i, j: jnp.ones((11, 13)), "block_size": 4}, r"bias of shape .*\(2, 4, 4, 4\)"),
     ({"block_size": 0}, "block_size must be at least 1, got 0"),
     ({"scale": np.ones(3, F)}, r"scale of shape \(3,\) must broadcast to query without head_dim, shape \(2, 11, 4\)"),
     ({"window": (-1, None)}, r"window\[0\] must be at least 0, got -1"),
     ({"window": (None, -2)}, r"window\[1\] must be at least 0, got -2"),
     ({"logits_soft_cap": 0}, "logits_soft_cap must be positive"),
-    ({"logits_soft_cap": np.inf}, "logits_soft_cap must be finite"),
     ({"logits_soft_cap": 1.0005e30}, "logits_soft_cap must be from 1e-30 to 1e30"),
     ({"logits_soft_cap": 9.995e-31}, "logits_soft_cap must be from 1e-30 to 1e30"),
     ({"sinks": np.ones(3, F)}, r"sinks must have shape \(heads,\) = \(4,\), got \(3,\)"),
-    ({"mask": MASK[:, 0, 0]}, rf"mask must have .* {FEW}, got \(2, 13\); for \(batch, keys\) pass mask\[:, None, None"),
-    ({"mask": MASK[:, :2]}, rf"mask must have the axes \(..., heads, queries, keys\), .* {FEW}, got \(2, 2, 11, 13\)$"),
+    ({"mask": MASK[:, 0, 0]}, rf"mask must have .* {SHAPE}, got .*13\); for \(batch, keys\) pass mask\[:, None, None"),
+    ({"mask": MASK[:, :2]}, rf"mask must have the axes \(..., heads, queries, keys\), .* {SHAPE}, got .* 13\)$"),
     ({"mask": MASK[None]}, r"mask must have the axes .* got \(1, 2, 4, 11, 13\)$"),
     (NOWHERE | {"query_positions": AT}, "query_positions and key_positions must be given together"),
     ({"key_segments": THERE}, "query_segments and key_segments must be given together"),
@@ -82,9 +77,8 @@ VALUES = [
     (TOKENS | {"query_data": F(AT)}, r"query_data must begin with .* \(2, 11, 4\), where all but 11 may"),
     (TOKENS | {"query_data": np.ones((1, 1, 1), F)}, r"query_data must begin with .* got \(1, 1, 1\)"),
     (TOKENS | {"key_data": (K, np.ones((2, 13, 4), F))}, r"key_data\[1\] must begin with .* key .*\(2, 13, 2\)"),
-    (TOKENS | {"bias": lambda i, j, a, b: a}, r"bias of shape \(1, 11, 1, 5\) must broadcast to a tile"),
     ({"implementation": "flash"}, r"implementation must be one of \('xla', 'mosaic_gpu'\), got 'flash'"),
-]  # fmt: skip
+]
 BAD = [(TypeError, *case) for case in TYPES] + [(ValueError, *case) for case in VALUES]
 
 
@@ -94,36 +88,23 @@ def test_what_is_rejected(error, change, match):
         pe.attention(**{"query": Q, "key": K, "value": V} | WHERE | change)
 
 
-def test_traced_numbers():
-    with pytest.raises(TypeError, match="^attention: logits_soft_cap must be a number"):
-        jax.eval_shape(lambda c: pe.attention(Q, Q, Q, logits_soft_cap=c), 3.0)
-    with pytest.raises(TypeError, match="^attention: scale must be a float array, got int32"):
-        jax.eval_shape(lambda c: pe.attention(Q, Q, Q, scale=c), 3)
-
-
 # Positions that return
 
+# tests/properties/test_one_position.py has more of them
 LAST = np.iinfo(np.int32).max
 RETURNS = {
-    "packed": ([0, 1, 2, 0, 1, 2],) * 2,
     "packed, a row of two": ([[0, 1, 2, 3], [0, 1, 0, 1]],) * 2,
-    "padding on the right": ([0, 1, 2, 0, 0],) * 2,
-    "padding in between": ([0, 1, 0, 2],) * 2,
     "a tree of drafts": ([5, 6], [0, 1, 2, 3, 4, 5, 6, 5, 6]),
     "two slots of a token": ([5], [5, LAST, 5]),
     "where differences wrap": ([LAST - 1], [LAST - 1, -LAST, LAST - 1]),
-    "seen by one row": ([[0], [4]], [4, 5, 4]),
     "at the first and the last position that are seen": ([4], [4, 1, 4]),
 }
 STAYS = {
-    "a sequence": (range(8),) * 2,
     "a ring": ([13], [8, 9, 10, 11, 12, 13, 6, 7]),
     "padding on the left, and empty slots": ([[LAST, 0, 1], [0, 1, 2]], [[LAST, 0, 1, LAST], [0, 1, 2, LAST]]),
-    "rows of different lengths": ([[3, 4], [4, 5]], [[0, 1, LAST, 3, 4, LAST], [*range(6)]]),
     "remainders that are equal": ([9999], [0, 5000, 1, 64, 2, 128]),
     "an image at one position": ([0, 1, 1, 1, 2],) * 2,
     "what no query sees": ([3], [0, 1, 2, 3, 7, 8, 7]),
-    "no key": ([3], []),
     "no query": ([], [0, 1, 0]),
 }
 BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
@@ -138,13 +119,10 @@ def attend(queries, keys, **options):
 
 @pytest.mark.parametrize("name", RETURNS)
 def test_a_position_that_returns_is_rejected(name):
-    match = (
-        r"^attention: key_positions must not return to a position after another, got -?\d+ twice .*: pass query_segm.*"
-    )
+    match = r"^attention: key_positions must not return to .* got -?\d+ twice .*: pass query_segments.*"
     for options in BY_POSITION:
-        with pytest.raises(
-            ValueError, match=match + ("orders" if options.get("causal") else "mask of queries and keys$")
-        ):
+        remedy = "orders" if options.get("causal") else "mask of queries and keys$"
+        with pytest.raises(ValueError, match=match + remedy):
             attend(*RETURNS[name], **options)
 
 
@@ -177,21 +155,23 @@ def test_a_mask_that_hides_nothing_tells_nothing_apart():
 
 
 def test_positions_may_return_where_no_mask_or_window_reaches_them():
-    attend(P, P)
-    attend(P, P, window=(2, None))
-    attend([9], [0, 1, 0, 1, 8, 9], window=(2, 0))
+    for queries, keys, options in (
+        (P, P, {}),
+        (P, P, {"window": (2, None)}),
+        ([9], [0, 1, 0, 1, 8, 9], {"window": (2, 0)}),
+        ([9], [6, 8, 6, 9], {"window": (2, 0)}),
+        ([5], [6, 4, 6, 5], {"causal": True}),
+    ):
+        attend(queries, keys, **options)
     with pytest.raises(ValueError, match="got 7 twice"):  # the furthest that the window shows
         attend([9], [7, 8, 7, 9], window=(2, 0))
-    attend([9], [6, 8, 6, 9], window=(2, 0))
-    attend([5], [6, 4, 6, 5], causal=True)
     q, k = Q[:, :8], K[:, :8]
     jax.eval_shape(lambda p: pe.attention(q, k, k, causal=True, query_positions=p, key_positions=p), P)  # traced
 
 
 def test_times_return_by_their_ranks():
     """As layers give them: a window counts tokens there."""
-    check = lambda p, left=None: parser.reject_returning_positions(p, p, None, left, "times", "this")  # noqa: E731
+    check = lambda p: parser.reject_returning_positions(p, p, None, 0, "times", "this")  # noqa: E731
     check(F([0, 0.5, 0.5, 7]))
-    for left in (None, 0):
-        with pytest.raises(ValueError, match="times must not return .* pass this"):
-            check(F([0, 0.5, 0.25, 0.5]), left)
+    with pytest.raises(ValueError, match="times must not return .* pass this"):
+        check(F([0, 0.5, 0.25, 0.5]))
