@@ -1,6 +1,7 @@
 """The lowerings of a rotation, all of which run on a CPU.
 
-- Each gives the bits of `reference`, which is the formula, and keeps infinities, NaN and signs of zeros in their pair.
+- `reference` is the formula.
+- Each of the others gives its bits, and keeps infinities, NaN and signs of zeros in their pair.
 - Each platform takes the one that was measured to be fastest.
 """
 
@@ -47,11 +48,8 @@ def vectors(heads, dtype):
 CASES = {
     "all": (np.float32, 4, 16, {"backward": False}),
     "all, backward, in 16 bits": (jnp.bfloat16, 4, 16, {"backward": True}),
-    "the last": (np.float32, 4, 6, {"last": True, "backward": True}),
-    "the first, in 16 bits": (jnp.bfloat16, 4, 6, {"backward": False}),
-    "the last, in 16 bits": (jnp.float16, 4, 8, {"last": True}),
-    "one head": (np.float32, 1, 6, {}),
-    "one head in 16 bits": (jnp.bfloat16, 1, 16, {"backward": True}),
+    "the last, backward, in 16 bits": (jnp.bfloat16, 4, 6, {"last": True, "backward": True}),
+    "the first, of one head": (np.float32, 1, 6, {}),
 }
 LAYOUTS = "half", "interleaved"
 
@@ -74,28 +72,27 @@ def test_the_reference_is_the_formula(case, layout):
     assert_within(by_reference(case, layout), want, 2 * bound, against="float64")
 
 
-ALL, SEVERAL = ([name for name in CASES if name.startswith(start)] for start in ("all", ("all", "the")))
-# What each lowering rotates, and which compilers it is told of
+ALL, SHARED, IN_16_BITS = [*CASES][:2], [*CASES][:3], [*CASES][1:3]
+# What each lowering rotates, and what else than a CPU's compiler it may be told of
 LOWERINGS = [
-    ("split_and_stack", LAYOUTS, CASES, ["cpu", "gpu"]),
-    ("split_and_concatenate", ["half"], SEVERAL, ["gpu"]),
-    ("pad_and_select", LAYOUTS, SEVERAL, ["cpu", "gpu", "tpu"]),
-    ("rotate_in_words", ["interleaved"], [name for name in SEVERAL if "16 bits" in name], ["gpu"]),
-    ("sum_columns", ["half"], ALL, ["cpu"]),
-    ("sum_columns", ["interleaved"], SEVERAL, ["cpu"]),
-    ("reverse_halves_in_place", ["half"], ALL, ["cpu", "tpu"]),
+    ("split_and_stack", LAYOUTS, CASES, "gpu"),
+    ("split_and_concatenate", ["half"], SHARED, "gpu"),
+    ("pad_and_select", LAYOUTS, CASES, "tpu"),
+    ("rotate_in_words", ["interleaved"], IN_16_BITS, "gpu"),
+    ("sum_columns", ["half"], ALL, "cpu"),
+    ("sum_columns", ["interleaved"], SHARED, "cpu"),
+    ("reverse_halves_in_place", ["half"], ALL, "tpu"),
 ]
 TRIED = [
-    (name, layout, case, target)
-    for name, layouts, cases, targets in LOWERINGS
+    (name, layout, case, target if case == "all, backward, in 16 bits" else "cpu")
+    for name, layouts, cases, target in LOWERINGS
     for layout in layouts
     for case in cases
-    for target in (targets if case == "all, backward, in 16 bits" else targets[:1])
 ]
 
 
 @pytest.mark.parametrize(("name", "layout", "case", "target"), TRIED)
-def test_every_form_computes_the_same(name, layout, case, target):
+def test_every_lowering_gives_the_bits_of_the_reference(name, layout, case, target):
     dtype, heads, dim, settings = CASES[case]
     got = lowered(name, vectors(heads, dtype), pe.geometric(dim), layout=layout, target=target, **settings)
     want = by_reference(case, layout)
@@ -139,27 +136,22 @@ TAKEN = [
     ("tpu", (128, 4, 128), 128, HALF, BF16, "pad_and_select"),
     ("tpu", (128, 4, 72), 72, HALF, BF16, "pad_and_select"),
     ("tpu", (127, 4, 64), 64, HALF, BF16, "pad_and_select"),
-    ("gpu", (7, 4, 16), 16, HALF, F32, "split_and_concatenate"),
     ("gpu", (7, 4, 16), 8, HALF, BF16, "split_and_concatenate"),
     ("gpu", (7, 3, 16), 16, HALF, F32, "pad_and_select"),
     ("gpu", (7, 4, 16), 8, PAIRS, BF16, "rotate_in_words"),
     ("gpu", (7, 3, 16), 8, PAIRS, BF16, "pad_and_select"),
     ("gpu", (7, 4, 16), 16, PAIRS, F32, "pad_and_select"),
     ("gpu", (7, 4, 15), 8, PAIRS, BF16, "pad_and_select"),
-    ("gpu", (7, 4, 16), 16, PAIRS, jnp.float8_e4m3fn, "pad_and_select"),
     ("cpu", (7, 4, 16), 16, HALF, F32, "sum_columns"),
     ("cpu", (7, 4, 16), 8, HALF, F32, "pad_and_select"),
-    ("cpu", (7, 4, 16), 8, PAIRS, F32, "sum_columns"),
-    ("cpu", (7, 3, 16), 16, PAIRS, F32, "sum_columns"),
+    ("cpu", (7, 3, 16), 8, PAIRS, F32, "sum_columns"),
     ("cpu", (7, 1, 16), 16, PAIRS, F32, "split_and_stack"),
     ("cpu", (7, 4, 15), 8, PAIRS, BF16, "pad_and_select"),
-    ("cpu", (7, 3, 16), 16, HALF, F32, "split_and_stack"),
     ("cpu", (7, 3, 64), 16, HALF, F32, "split_and_stack"),
     ("cpu", (7, 3, 72), 16, HALF, F32, "pad_and_select"),
     ("cpu of JAX 0.11", (7, 4, 16), 16, HALF, BF16, "split_and_stack"),
     ("cpu of JAX 0.11", (7, 4, 16), 16, HALF, F32, "pad_and_select"),
     ("cpu of JAX 0.11", (7, 4, 16), 8, HALF, BF16, "pad_and_select"),
-    ("cpu of JAX 0.11", (7, 4, 16), 8, PAIRS, BF16, "split_and_stack"),
     ("cpu of JAX 0.11", (7, 3, 16), 8, PAIRS, F32, "split_and_stack"),
 ]
 
