@@ -111,11 +111,6 @@ def test_derivatives_of_a_shift():
     assert_derivatives(f, exact, x, k, OMEGA.astype(np.float32))
 
 
-def test_derivatives_of_the_similarity():
-    exact = lambda k: np.cos(k[:, None] * OMEGA).sum(-1)  # noqa: E731
-    assert_derivatives(lambda k: pe.offset_similarity(k, 8), exact, np.float32([1.5, -3]))
-
-
 def test_derivatives_of_the_matrix():
     exact = lambda k: rotations.matrix(np.sin(k * OMEGA), np.cos(k * OMEGA), "interleaved")  # noqa: E731
     assert_derivatives(lambda k: pe.rotation_matrix(k, 8), exact, np.float32(1.5))
@@ -130,7 +125,7 @@ X = np.zeros((2, 5, 8), np.float32)
     ("error", "match", "change"),
     [
         (ValueError, "frequencies must have an even dim", {"encodings": X[..., :7], "frequencies": 7}),
-        (ValueError, r"frequencies of width 6 must match encodings", {"frequencies": 6}),
+        (ValueError, "frequencies of width 6 must match encodings", {"frequencies": 6}),
         (TypeError, "offset must be an integer or float array", {"offset": None}),
         (ValueError, r"offset of shape \(4,\) must broadcast to encodings without", {"offset": np.arange(4)}),
         (TypeError, r"encodings must be a float array of shape \(..., dim\)", {"encodings": X.astype(int)}),

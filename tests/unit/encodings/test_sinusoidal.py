@@ -167,7 +167,7 @@ def test_a_cpu_computes_what_a_batch_shares_once(batch, stored, on_cpu):
     [
         (ValueError, r"layout must be one of \('interleaved', 'half'\)", {"layout": "split"}),
         (TypeError, "dtype must be a float dtype", {"dtype": jnp.int32}),
-        (ValueError, r"positions must have a last axis of size 2", {"frequencies": pe.axial(8, 2)}),
+        (ValueError, "positions must have a last axis of size 2", {"frequencies": pe.axial(8, 2)}),
     ],
 )
 def test_errors_of_settings(error, match, change):
@@ -179,14 +179,11 @@ def test_errors_of_settings(error, match, change):
     ("error", "match", "change"),
     [
         (TypeError, r"x must be a float array of shape \(..., d_model\)", {"x": X.astype(int)}),
-        (ValueError, r"positions must be given where x has no sequence axis", {"x": X[0, 0, 0]}),
-        (ValueError, r"frequencies of width 6 must match x", {"frequencies": 6}),
         (ValueError, "frequencies of width 5 must match x", {"x": X[..., :6], "frequencies": 5}),
         (ValueError, "frequencies of width 8 must match x", {"x": X[..., :7], "frequencies": 8}),
         (ValueError, r"positions of shape \(4,\) must broadcast to x without", {"positions": np.arange(4)}),
-        (ValueError, "positions must be given for frequencies of 2 axes", {"frequencies": pe.axial(8, 2)}),
         (TypeError, "scale must be a number", {"scale": True}),
-        (ValueError, r"scale must be a scalar", {"scale": np.ones(8, np.float32)}),
+        (ValueError, "scale must be a scalar", {"scale": np.ones(8, np.float32)}),
         (ValueError, "layout must be one of", {"layout": "halves"}),
     ],
 )

@@ -123,14 +123,12 @@ X, AT = np.zeros((5, 3, 8), np.float32), np.zeros((5, 2), int)
         (ValueError, r"key_positions of shape \(4,\) must broadcast to key", {"key_positions": np.arange(4)}),
         (ValueError, "frequencies must have one axis", {"positions": AT, "frequencies": pe.axial(8, 2)}),
         (ValueError, r"frequencies as an array must have shape \(num_pairs,\)", {"frequencies": X[:2, 0, :4]}),
-        (ValueError, "scale_base and gamma must give .* fit into float32", {"scale_base": 1e-39}),
-        (ValueError, "scale_base and gamma must give", {"scale_base": 2e-29}),
+        (ValueError, "scale_base and gamma must give .* fit into float32", {"scale_base": 2e-29}),
         (ValueError, "scale_base and gamma must", {"scale_base": 2e-36, "gamma": 1e-300}),
         (ValueError, "scale_base must be positive", {"scale_base": 0}),
         (ValueError, "gamma must be positive", {"gamma": -1}),
         (ValueError, "origin must be a scalar", {"origin": AT}),
         (ValueError, "layout must be one of", {"layout": "neox"}),
-        (ValueError, "head_axis must be an axis of query other than its last", {"head_axis": -1}),
     ],
 )
 def test_errors(error, match, change):
