@@ -80,8 +80,9 @@ def test_cameras_broadcast_as_positions_do(e):
     assert_within(prope(X, e, role="key"), cameras.transformed(X, cameras.matrix("key", p)), 2e-6, against="float64")
 
 
-def test_a_width_of_0_transforms_nothing():
-    np.testing.assert_array_equal(prope(X, role="key", width=0), X)
+def test_a_width_of_0_transforms_nothing_by_cameras_that_are_valid():
+    got = pe.prope(X, POSES, role="key", head_axis=-2, width=0, **PROPE[0])
+    np.testing.assert_array_equal(got, X)
 
 
 # Dtypes
