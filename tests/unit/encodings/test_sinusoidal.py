@@ -1,7 +1,7 @@
 """`sinusoidal` and `add_sinusoidal`.
 
 - Each feature is within 9e-8 of the truth at every int32 position, for every width, base and layout.
-- Positions have any shape and any integer dtype; float positions count at their exact value.
+- Numbers of Python are taken at their exact value; positions may be points of a grid.
 - Narrow results are the float32 value, rounded once.
 - The sum is computed in float32 (float64 for float64) and rounded once; an odd width may end without an encoding.
 - Derivatives are those of the formula.
@@ -42,25 +42,14 @@ def test_values_that_notebooks_print_at_width_10():
     np.testing.assert_allclose(table[: len(first)], first, rtol=expected["rel_tol"], atol=1e-12)
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-@pytest.mark.parametrize(("dim", "base", "endpoint"), [(1, 10_000, False), (7, 100, False), (12, 10_000, True)])
+@pytest.mark.parametrize(
+    ("dim", "base", "endpoint", "layout"),
+    [(1, 10_000, False, "interleaved"), (7, 100, False, "half"), (8, 10_000, True, "interleaved")],
+)
 def test_features_are_exact_at_any_position(dim, base, endpoint, layout):
     f = pe.geometric(dim, base, endpoint=endpoint)
     got = jax.jit(lambda p: pe.sinusoidal(p, f, layout=layout))(FAR)
     assert_within(got, encodings.encode(FAR, dim, base, layout, endpoint), 9e-8, against="mpmath")
-
-
-@pytest.mark.parametrize("shape", [(), (2, 1, 3), (3, 0)], ids=str)
-def test_positions_have_any_shape(shape):
-    positions = FAR[: np.prod(shape, dtype=int)].reshape(shape)
-    want = encodings.encode(positions.ravel(), 8).reshape(*shape, 8)
-    assert_within(pe.sinusoidal(positions, 8), want, 9e-8, against="mpmath")
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.uint32, np.int64, np.float32])
-def test_positions_have_any_dtype(dtype):
-    positions = np.array([0, 1, 100, 127], dtype)
-    np.testing.assert_array_equal(pe.sinusoidal(positions, 8), pe.sinusoidal(positions.astype(np.int32), 8))
 
 
 def test_numbers_of_python_are_exact():
@@ -70,21 +59,17 @@ def test_numbers_of_python_are_exact():
     assert np.isnan(pe.sinusoidal(float("nan"), 8)).all() and np.isnan(pe.sinusoidal(float("inf"), 8)).all()
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_an_axial_encoding_is_the_concatenation_of_its_axes(layout):
-    grid = 1000 * np.stack(np.meshgrid(np.arange(2), np.arange(3), np.arange(4), indexing="ij"), -1)
-    parts = [encodings.encode(grid[..., axis].ravel(), 8, layout=layout).reshape(2, 3, 4, 8) for axis in range(3)]
-    if layout == "half":  # all sines, then all cosines
-        parts = [part[..., :4] for part in parts] + [part[..., 4:] for part in parts]
-    got = pe.sinusoidal(grid, pe.axial(24, 3), layout=layout)
-    assert_within(got, np.concatenate(parts, -1), 9e-8, against="mpmath")
+def test_an_axial_encoding_has_the_sines_of_each_axis_and_then_the_cosines():
+    grid = 1000 * np.stack(np.meshgrid(np.arange(2), np.arange(3), indexing="ij"), -1)
+    first, second = (encodings.encode(grid[..., axis].ravel(), 8, layout="half") for axis in range(2))
+    want = np.concatenate([first[:, :4], second[:, :4], first[:, 4:], second[:, 4:]], -1).reshape(2, 3, 16)
+    assert_within(pe.sinusoidal(grid, pe.axial(16, 2), layout="half"), want, 9e-8, against="mpmath")
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, "bfloat16"])
-def test_a_narrow_result_is_the_float32_value_rounded_once(dtype):
+def test_a_narrow_result_is_the_float32_value_rounded_once():
     positions = RNG.integers(-(2**31), 2**31, 2000).astype(np.int32)
-    got = jax.jit(lambda p: pe.sinusoidal(p, 32, dtype=dtype))(positions)
-    want = np.asarray(jax.jit(lambda p: pe.sinusoidal(p, 32))(positions)).astype(jnp.dtype(dtype))
+    got = jax.jit(lambda p: pe.sinusoidal(p, 32, dtype="bfloat16"))(positions)
+    want = np.asarray(jax.jit(lambda p: pe.sinusoidal(p, 32))(positions)).astype(jnp.bfloat16)
     np.testing.assert_array_equal(got, want, strict=True)
 
 
@@ -106,14 +91,14 @@ def test_derivatives_in_positions_and_frequencies():
 # The addition
 
 
-@pytest.mark.parametrize(("layout", "scale"), [("interleaved", np.sqrt(8)), ("half", 2), ("half", 1.0)])
+@pytest.mark.parametrize(("layout", "scale"), [("interleaved", np.sqrt(8)), ("half", 1.0)])
 def test_positions_count_from_zero_along_the_sequence(layout, scale):
     want = scale * np.float64(X) + encodings.encode(np.arange(5), 8, layout=layout)
     got = jax.jit(lambda x: pe.add_sinusoidal(x, layout=layout, scale=scale))(X)
     assert_within(got, want, 3e-7 * np.abs(want) + 2e-7, against="mpmath")
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 1, 5), (2, 3, 5)], ids=str)
+@pytest.mark.parametrize("shape", [(5,), (2, 1, 5)], ids=str)
 def test_positions_broadcast_to_vectors(shape):
     p = RNG.integers(-(2**31), 2**31, shape).astype(np.int32)
     want = X + encodings.encode(np.broadcast_to(p, (2, 3, 5)).ravel(), 8, 77.0).reshape(X.shape)
@@ -121,19 +106,15 @@ def test_positions_broadcast_to_vectors(shape):
     assert_within(got, want, 3e-7 * np.abs(want) + 2e-7, against="mpmath")
 
 
-@pytest.mark.parametrize("p", [3, np.int32(2**31 - 1), np.float32(0.5)])
-def test_one_vector_has_one_position(p):
-    np.testing.assert_array_equal(pe.add_sinusoidal(X[0, 0, 0], p), pe.add_sinusoidal(X[0, 0, :1], p)[0])
+def test_one_vector_has_one_position():
+    want = X[0, 0, :1] + encodings.encode([7], 8)
+    assert_within(pe.add_sinusoidal(X[0, 0, 0], 7), want[0], 5e-7, against="mpmath")
 
 
-def test_positions_may_be_points_of_a_grid():
-    f, grid = pe.axial(8, 2), RNG.integers(0, 9, (5, 2))
-    np.testing.assert_array_equal(pe.add_sinusoidal(0 * X[0], grid, f)[0], pe.sinusoidal(grid, f))
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(
-    "frequencies", [pe.geometric(6, endpoint=True), np.float32([1.0, 0.1, 0.01])], ids=["", "array"]
+    ("frequencies", "layout"),
+    [(pe.geometric(6, endpoint=True), "half"), (np.float32([1.0, 0.1, 0.01]), "interleaved")],
+    ids=["Frequencies", "array"],
 )
 def test_an_odd_width_may_end_without_an_encoding(frequencies, layout):
     """As in Tensor2Tensor and the Flax examples."""
@@ -142,10 +123,9 @@ def test_an_odd_width_may_end_without_an_encoding(frequencies, layout):
     np.testing.assert_array_equal(pe.add_sinusoidal(x, p, frequencies, layout=layout), x + added)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_a_narrow_sum_is_rounded_once(dtype):
-    x, add = X.astype(dtype), jax.jit(functools.partial(pe.add_sinusoidal, scale=1.7))
-    np.testing.assert_array_equal(add(x), np.asarray(add(x.astype(np.float32))).astype(dtype), strict=True)
+def test_a_narrow_sum_is_rounded_once():
+    x, add = X.astype(jnp.bfloat16), jax.jit(functools.partial(pe.add_sinusoidal, scale=1.7))
+    np.testing.assert_array_equal(add(x), np.asarray(add(x.astype(np.float32))).astype(jnp.bfloat16), strict=True)
 
 
 def test_a_sum_of_float64_is_float64():
@@ -165,10 +145,9 @@ def test_derivatives_of_the_sum():
     assert_derivatives(f, exact, x, p, np.float32([1.3, 0.2, 0.7]), np.float32(1.7))
 
 
-@pytest.mark.parametrize("scale", [1, 1.7])
-def test_a_batch_that_shares_a_table_has_the_bits_of_each_row(scale):
+def test_a_batch_that_shares_a_table_has_the_bits_of_each_row():
     x, positions = RNG.normal(size=(6, 33, 20)).astype(np.float32), np.arange(33, dtype=np.int32) * 60_000_000
-    add = jax.jit(lambda x: pe.add_sinusoidal(x, positions, scale=scale))
+    add = jax.jit(lambda x: pe.add_sinusoidal(x, positions, scale=1.7))
     together = np.asarray(add(x))
     for row, want in zip(x, together, strict=True):
         np.testing.assert_array_equal(add(row), want)
@@ -182,38 +161,13 @@ def test_a_cpu_computes_what_a_batch_shares_once(batch, stored, on_cpu):
 
 # Errors
 
-ON_DEVICE = jax.device_put(np.array([2**31], np.uint32))
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "positions"),
-    [
-        (TypeError, "an integer or float array", 1j),
-        (TypeError, "an integer or float array", True),
-        (TypeError, r"an integer or float array", [1, 2]),
-        (TypeError, "an integer or float array", np.array([1], "timedelta64[s]")),
-        (TypeError, "is float128, which JAX does not have", np.array([1.0], np.longdouble)),
-        (TypeError, "is >f4, which JAX does not have", np.array([1.0], ">f4")),
-        (ValueError, "fit into int32", 2**31),
-        (ValueError, "fit into int32", -(2**31) - 1),
-        (ValueError, "fit into int32", np.array([-(2**40), 2])),
-        (ValueError, "fit into int32", ON_DEVICE),
-        (ValueError, "fit into int32", 1e300),
-    ],
-)
-def test_errors_of_positions(error, match, positions):
-    with pytest.raises(error, match=f"^sinusoidal: positions .*{match}"):
-        pe.sinusoidal(positions, 8)
-
 
 @pytest.mark.parametrize(
     ("error", "match", "change"),
     [
         (ValueError, r"layout must be one of \('interleaved', 'half'\)", {"layout": "split"}),
-        (TypeError, "dtype must be a float dtype", {"dtype": "float31"}),
         (TypeError, "dtype must be a float dtype", {"dtype": jnp.int32}),
-        (TypeError, "dtype must be a float dtype", {"dtype": jax.ShapeDtypeStruct((), jnp.float32)}),
-        (ValueError, r"positions must have a last axis of size 2", {"frequencies": pe.axial(8, 2)}),
+        (ValueError, "positions must have a last axis of size 2", {"frequencies": pe.axial(8, 2)}),
     ],
 )
 def test_errors_of_settings(error, match, change):
@@ -225,23 +179,11 @@ def test_errors_of_settings(error, match, change):
     ("error", "match", "change"),
     [
         (TypeError, r"x must be a float array of shape \(..., d_model\)", {"x": X.astype(int)}),
-        (TypeError, "x is >f4, which JAX does not have; pass float32$", {"x": X.astype(">f4")}),
-        (TypeError, "x must be a float array of shape", {"x": 1.0}),
-        (ValueError, r"positions must be given where x has no sequence axis", {"x": X[0, 0, 0]}),
-        (ValueError, r"frequencies of width 6 must match x", {"frequencies": 6}),
-        (ValueError, "frequencies of width 6 must match x", {"frequencies": np.ones(3, np.float32)}),
         (ValueError, "frequencies of width 5 must match x", {"x": X[..., :6], "frequencies": 5}),
         (ValueError, "frequencies of width 8 must match x", {"x": X[..., :7], "frequencies": 8}),
-        (
-            ValueError,
-            r"positions of shape \(4,\) must broadcast to x without its last axis",
-            {"positions": np.arange(4)},
-        ),
-        (ValueError, "positions must be given for frequencies of 2 axes", {"frequencies": pe.axial(8, 2)}),
-        (ValueError, "scale must be finite", {"scale": 10**400}),
-        (ValueError, "scale must fit into float32", {"scale": 1e40}),
+        (ValueError, r"positions of shape \(4,\) must broadcast to x without", {"positions": np.arange(4)}),
         (TypeError, "scale must be a number", {"scale": True}),
-        (ValueError, r"scale must be a scalar", {"scale": np.ones(8, np.float32)}),
+        (ValueError, "scale must be a scalar", {"scale": np.ones(8, np.float32)}),
         (ValueError, "layout must be one of", {"layout": "halves"}),
     ],
 )

@@ -6,7 +6,6 @@
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -24,7 +23,8 @@ def test_scores_stay(layouts, part, width):
     source, target = layouts
     x, kernels = RNG.normal(size=(5, 6)), RNG.normal(size=(2, 6, HEADS, HEAD_DIM)).astype(np.float32)
     settings = {"source": source, "target": target, "part": part}
-    converted = [pe.convert_layout(kernel, width, **settings, axis=-1, num_heads=1) for kernel in kernels]
+    convert = lambda x, **of: np.asarray(pe.convert_layout(x, width, **settings, **of))  # noqa: E731
+    converted = [convert(kernel, axis=-1, num_heads=1) for kernel in kernels]
 
     def scores(kernels, layout):
         vectors = (np.einsum("si,ihd->shd", x, kernel) for kernel in kernels)
@@ -33,20 +33,18 @@ def test_scores_stay(layouts, part, width):
 
     assert_within(scores(converted, target), scores(kernels, source), 1e-4, against="scores before")
     flat = kernels[0].reshape(6, -1).T  # (outputs, inputs), as torch's
-    moved = pe.convert_layout(flat, width, **settings, axis=0, num_heads=HEADS)
-    np.testing.assert_array_equal(moved, np.reshape(converted[0], (6, -1)).T)
+    np.testing.assert_array_equal(convert(flat, axis=0, num_heads=HEADS), converted[0].reshape(6, -1).T)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.int8, np.float32])
-def test_the_dtype_stays(dtype):
-    weights = np.arange(8).astype(dtype)
+def test_the_dtype_stays():
+    weights = np.arange(8, dtype=np.int8)
     got = pe.convert_layout(weights, 8, source="half", target="interleaved", axis=0, num_heads=1)
     np.testing.assert_array_equal(got, weights[[0, 4, 1, 5, 2, 6, 3, 7]], strict=True)
 
 
 def test_one_layout_changes_nothing():
-    weights = RNG.normal(size=(6, 8)).astype(np.float32)
-    got = pe.convert_layout(weights, 4, source="half", target="half", axis=1, num_heads=1)
+    weights = np.arange(8, dtype=np.float32)
+    got = pe.convert_layout(weights, 4, source="half", target="half", axis=0, num_heads=1)
     np.testing.assert_array_equal(got, weights)
 
 
@@ -66,11 +64,9 @@ VALID = {"frequencies": 8, "source": "half", "target": "interleaved", "axis": -1
     [
         (TypeError, "weights must be an array that JAX can hold", {"weights": [1.0] * 8}),
         (TypeError, "weights must be an array that JAX can hold", {"weights": np.full(8, "a")}),
-        (TypeError, "weights must be an array that JAX can hold", {"weights": np.ma.ones(8, np.float32)}),
-        (ValueError, r"axis must be one of weights", {"axis": 2}),
-        (ValueError, r"axis must be one of weights", {"axis": -3}),
+        (ValueError, "axis must be one of weights", {"axis": 2}),
+        (ValueError, "axis must be one of weights", {"axis": -3}),
         (TypeError, "axis must be an integer", {"axis": 0.0}),
-        (TypeError, "axis must be an integer", {"axis": np.timedelta64(0, "s")}),
         (ValueError, "num_heads must divide axis 1 of weights", {"num_heads": 3}),
         (ValueError, "num_heads must be at least 1", {"num_heads": 0}),
         (ValueError, "frequencies must have an even width of at most 4, the head_dim", {"num_heads": 2}),

@@ -43,19 +43,18 @@ def rotate(x, positions=None, *, function=pe.rotary, **settings):
 # Values
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize(("dim", "base"), [(6, 10_000), (64, 500_000)])
-def test_each_pair_rotates_by_its_angle_at_any_position(dim, base, layout):
-    x = normal(9, 2, dim)
+@pytest.mark.parametrize(
+    ("layout", "dim", "base", "amplitude"), [("half", 6, 10_000, 1.0), ("interleaved", 64, 500_000, 1.25)]
+)
+def test_each_pair_rotates_by_its_angle_at_any_position(layout, dim, base, amplitude):
+    x, frequencies = normal(9, 2, dim), pe.geometric(dim, base).with_attention_factor(amplitude)
     sine, cosine = encodings.waves(FAR, spectra.geometric(dim, base))
-    z = rotations.as_complex(x, layout)
-    got = rotate(x, FAR, frequencies=pe.geometric(dim, base), layout=layout)
-    want = z * (cosine + 1j * sine)[:, None]
-    assert_within(rotations.as_complex(got, layout), want, 3e-7 * np.abs(z), against="mpmath")
+    want = rotations.as_complex(x, layout) * amplitude * (cosine + 1j * sine)[:, None]
+    got = rotations.as_complex(rotate(x, FAR, frequencies=frequencies, layout=layout), layout)
+    assert_within(got, want, 3e-7 * np.abs(want), against="mpmath")
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("part", ["first", "last"])
+@pytest.mark.parametrize(("layout", "part"), [("half", "last"), ("interleaved", "first")])
 def test_features_beyond_the_width_keep_their_bits(part, layout):
     x = normal(2, 5, 3, 7)
     got = rotate(x, AT, frequencies=4, layout=layout, part=part)
@@ -64,18 +63,8 @@ def test_features_beyond_the_width_keep_their_bits(part, layout):
     np.testing.assert_array_equal(got[kept], x[kept])
 
 
-def test_the_attention_factor_multiplies_what_rotates():
-    x = normal(2, 5, 3, 10)
-    got = rotate(x, AT, frequencies=SCALED)
-    assert_within(got[..., :8], 1.25 * rotations.rope(x[..., :8], AT), 1e-6, against="float64")
-    np.testing.assert_array_equal(got[..., 8:], x[..., 8:])
-
-
-@pytest.mark.parametrize("frequencies", [SCALED, np.float32([1, 0.3])], ids=["amplitude", "array"])
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_inverse_undoes_a_rotation(frequencies, layout):
-    settings = {"frequencies": frequencies, "layout": layout}
-    far = np.arange(2_000_000_000, 2_000_000_005)
+def test_the_inverse_undoes_a_rotation_and_its_amplitude():
+    settings, far = {"frequencies": SCALED, "layout": "interleaved"}, np.arange(2_000_000_000, 2_000_000_005)
     assert_within(rotate(rotate(X, far, **settings), far, **settings, inverse=True), X, 1e-6)
 
 
@@ -86,27 +75,23 @@ def test_the_inverse_of_the_smallest_amplitude_is_the_largest_float32():
     np.testing.assert_array_equal(rotate(x, 0, frequencies=frequencies, inverse=True), x * largest)
 
 
-@pytest.mark.parametrize(
-    "offset", [-40, np.int32([[7], [-40]]), np.arange(5), 0.5], ids=["one", "rows", "seq", "float"]
-)
-@pytest.mark.parametrize("settings", [{"layout": "half", "part": "last"}, {"layout": "interleaved", "part": "first"}])
-def test_keys_move_by_an_offset_and_keep_their_amplitude(offset, settings):
-    x, settings = normal(2, 5, 3, 12), settings | {"frequencies": SCALED}
-    cached = rotate(x, AT, **settings)
-    want = rotate(x, AT + offset, **settings)
+@pytest.mark.parametrize("offset", [-40, np.int32([[7], [-40]])], ids=["one", "of each row"])
+def test_keys_move_by_an_offset_and_keep_their_amplitude(offset):
+    x, settings = normal(2, 5, 3, 12), {"frequencies": SCALED, "layout": "interleaved", "part": "last"}
+    cached, want = rotate(x, AT, **settings), rotate(x, AT + offset, **settings)
     assert_within(rotate(cached, offset, function=pe.shift_keys, **settings), want, 3e-6, against="keys there")
 
 
 # Positions and frequencies
 
 
-@pytest.mark.parametrize("positions", [AT, AT[0], AT[:1]], ids=["by row", "of a sequence", "of all rows"])
+@pytest.mark.parametrize("positions", [AT, AT[0]], ids=["of each row", "of all rows"])
 def test_positions_broadcast_over_heads_and_batch(positions):
     want = rotations.rope(X, np.broadcast_to(positions, AT.shape))
     assert_within(rotate(X, positions), want, 1e-6, against="float64")
 
 
-@pytest.mark.parametrize("axis", [-3, 1, 0, -4])
+@pytest.mark.parametrize("axis", [-3, 0])
 def test_heads_may_lie_along_any_axis(axis):
     moved = np.moveaxis(X, 2, axis)
     np.testing.assert_array_equal(np.moveaxis(rotate(moved, AT, head_axis=axis), axis, 2), rotate(X, AT))
@@ -121,25 +106,16 @@ def test_there_may_be_no_axis_of_heads_or_several():
     np.testing.assert_array_equal(got.transpose(1, 3, 0, 2, 4).reshape(x.shape), want)
 
 
-@pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (-3, 2), (0, 2), (None, 2)])
+@pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (0, 2), (None, 2)])
 def test_positions_count_from_zero_along_the_last_axis_that_is_not_of_heads(head_axis, seq_axis):
     at = np.arange(X.shape[seq_axis]).reshape([-1 if axis == seq_axis else 1 for axis in range(4)])
     want = rotations.rotate_by(X, at * 10.0 ** -np.arange(4), "half")
     assert_within(rotate(X, head_axis=head_axis), want, 1e-6, against="float64")
 
 
-@pytest.mark.parametrize(
-    "frequencies",
-    [
-        pe.multi_section(pe.geometric(8), [1, 2, 1]),
-        pe.multi_section(pe.geometric(8), [2, 1, 1], interleaved=True),
-        pe.axial(6, 3),
-    ],
-    ids=["sections", "interleaved sections", "axial"],
-)
-def test_each_pair_rotates_by_its_own_coordinate(frequencies):
-    positions = RNG.integers(0, 1000, (2, 5, 3))
-    angles = np.take(positions, frequencies.axes, axis=-1) * frequencies.angular
+def test_each_pair_rotates_by_its_own_coordinate():
+    frequencies, positions = pe.multi_section(pe.geometric(8), [1, 2, 1]), RNG.integers(0, 1000, (2, 5, 3))
+    angles = positions[..., [0, 1, 1, 2]] * 10.0 ** -np.arange(4)
     want = rotations.rotate_by(X, angles[:, :, None], "half")
     assert_within(rotate(X, positions, frequencies=frequencies), want, 1e-6, against="float64")
 
@@ -158,28 +134,20 @@ def test_frequencies_may_be_an_array_by_axis_and_by_head(by_head):
 def test_a_width_of_0_rotates_nothing():
     x = X.astype(jnp.bfloat16)
     np.testing.assert_array_equal(rotate(x, frequencies=0), x, strict=True)
-    np.testing.assert_array_equal(pe.xpos(x, x, None, 0, head_axis=-2)[1], x, strict=True)
 
 
-def test_one_coordinate_may_stand_for_all():
-    sections = pe.multi_section(pe.geometric(8), [1, 2, 1])
-    np.testing.assert_array_equal(rotate(X, AT[..., None], frequencies=sections), rotate(X, AT))
-
-
-def test_a_traced_position_out_of_range_gives_nan():
-    y = rotate(normal(3, 2, 4), np.float32([1.0, 3e9, np.nan]))
-    assert np.isfinite(y[0]).all() and np.isnan(y[1:]).all()
+def test_a_mapped_rotation_has_the_bits_of_each():
+    mapped = jax.jit(jax.vmap(lambda x, p: pe.rotary(x, p, head_axis=-2)))
+    np.testing.assert_array_equal(mapped(X, AT), rotate(X, AT))
 
 
 # Dtypes
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_a_16_bit_result_is_rounded_once(dtype):
-    x = X.astype(dtype)
-    got = rotate(x, AT, frequencies=6)
-    assert got.dtype == dtype
-    np.testing.assert_array_equal(got, rotate(x.astype(np.float32), AT, frequencies=6).astype(dtype))
+def test_a_16_bit_result_is_rounded_once():
+    x = X.astype(jnp.bfloat16)
+    want = rotate(x.astype(np.float32), AT, frequencies=6).astype(jnp.bfloat16)
+    np.testing.assert_array_equal(rotate(x, AT, frequencies=6), want, strict=True)
 
 
 def test_float64_is_kept():
@@ -202,40 +170,25 @@ def angles_by_head(p, w):
 
 
 DERIVATIVES = {
-    "half": (
-        lambda x, p, w: pe.rotary(x, p, w, head_axis=-2),
-        lambda x, p, w: rotations.rotate_by(x, p[..., None, None] * w, "half"),
-        (X, TIMES, W),
-    ),
     "interleaved, last, inverse, positions of a sequence": (
         lambda x, p, w: pe.rotary(x, p, w, head_axis=-2, layout="interleaved", part="last", inverse=True),
         lambda x, p, w: rotations.rotate_by(x, -p[..., None, None] * w, "interleaved", "last"),
         (X, TIMES[0], W),
-    ),
-    "positions alone": (
-        lambda p: pe.rotary(X, p, W, head_axis=-2),
-        lambda p: rotations.rotate_by(X, p[..., None, None] * W, "half"),
-        (TIMES,),
     ),
     "frequencies alone, integer positions": (
         lambda w: pe.rotary(X, AT % 7, w, head_axis=-2),
         lambda w: rotations.rotate_by(X, (AT % 7)[..., None, None] * w, "half"),
         (W,),
     ),
-    "several coordinates": (
-        lambda x, p: pe.rotary(x, p, SECTIONS, head_axis=-2),
-        lambda x, p: rotations.rotate_by(x, (p[..., SECTIONS.axes] * SECTIONS.angular)[..., None, :], "half"),
-        (X, normal(2, 5, 3)),
+    "positions alone, of several coordinates": (
+        lambda p: pe.rotary(X, p, SECTIONS, head_axis=-2),
+        lambda p: rotations.rotate_by(X, (p[..., SECTIONS.axes] * SECTIONS.angular)[..., None, :], "half"),
+        (normal(2, 5, 3),),
     ),
     "by axis and by head": (
         lambda x, p, w: pe.rotary(x, p, w, head_axis=-2, layout="interleaved"),
         lambda x, p, w: rotations.rotate_by(x, angles_by_head(p, w), "interleaved"),
         (X, normal(5, 2), BY_HEAD),
-    ),
-    "shift_keys by one offset": (
-        lambda x, p, w: pe.shift_keys(x, p, w, head_axis=-2),
-        lambda x, p, w: rotations.rotate_by(x, p * w, "half"),
-        (X, np.float32(1.7), W),
     ),
 }
 
@@ -246,15 +199,12 @@ def test_derivatives_are_those_of_the_formula(name):
     assert_derivatives(f, exact, *arguments)
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_the_derivative_in_x_is_the_rotation_backward(layout):
+def test_the_derivative_in_x_is_the_rotation_backward():
     x, dy = normal(2, 2, 5, 3, 10).astype(jnp.bfloat16)
     far = RNG.integers(-(2**31), 2**31, (2, 5)).astype(np.int32)
-    f = lambda x: pe.rotary(x, far, SCALED, layout=layout, head_axis=-2)  # noqa: E731
-    dx = jax.jit(lambda x, dy: jax.vjp(f, x)[1](dy)[0])(x, dy)
-    assert dx.dtype == x.dtype
+    dx = jax.jit(lambda x, dy: jax.vjp(lambda x: pe.rotary(x, far, SCALED, head_axis=-2), x)[1](dy)[0])(x, dy)
     undone = SCALED.with_attention_factor(1 / 1.25)
-    np.testing.assert_array_equal(dx, rotate(dy, far, frequencies=undone, layout=layout, inverse=True))
+    np.testing.assert_array_equal(dx, rotate(dy, far, frequencies=undone, inverse=True), strict=True)
 
 
 def test_derivatives_in_frequencies_are_not_rounded_to_16_bits():
@@ -279,65 +229,34 @@ def test_the_derivative_in_an_x_that_devices_share_is_summed_over_them(on_cpu):
 # Errors
 
 BY_AXES = np.ones((3, 2, 4), np.float32)  # heads, axes, pairs
-AXIAL, THREE = pe.axial(8, 2), {"frequencies": pe.multi_section(pe.geometric(8), [1, 2, 1])}
+TINY = SCALED.with_attention_factor(-2e-39)
 
 
 @pytest.mark.parametrize(
     ("error", "match", "change"),
     [
-        (TypeError, "x must be a float array of shape .*heads, head_dim", {"x": X.astype(int)}),
         (TypeError, r"x must be a float array of shape \(..., head_dim\)", {"x": X.astype(int), "head_axis": None}),
-        (ValueError, r"x must have shape \(..., heads, head_dim\)", {"x": X[0, 0, 0]}),
         (ValueError, "layout must be one of", {"layout": "neox"}),
         (ValueError, "part must be one of", {"part": "middle"}),
         (TypeError, "inverse must be True or False", {"inverse": "no"}),
-        (TypeError, "rope_theta must be given as frequencies=geometric", {"rope_theta": 5e5}),
         (TypeError, "head_axis must be an integer, a tuple of integers or None", {"head_axis": (-3, "a")}),
-        (TypeError, "head_axis must be an integer, a tuple of integers or None", {"head_axis": True}),
-        (ValueError, r"head_axis must name each axis of x once", {"head_axis": (-2, 2)}),
+        (ValueError, "head_axis must name each axis of x once", {"head_axis": (-2, 2)}),
         (ValueError, "head_axis must be an axis of x other than its last", {"head_axis": -1}),
         (ValueError, "head_axis must be an axis of x other than its last", {"head_axis": 3}),
         (ValueError, "head_axis must be an axis of x other than its last", {"head_axis": 4}),
         (ValueError, "head_axis must be an axis of x other than its last", {"head_axis": -5}),
         (ValueError, "frequencies must have an even dim", {"frequencies": 7}),
-        (ValueError, r"frequencies of width 10 must fit into head_dim", {"frequencies": 10}),
+        (ValueError, "frequencies of width 10 must fit into head_dim", {"frequencies": 10}),
         (ValueError, r"for a base of 4096, pass geometric\(8, 4096\)", {"frequencies": 4096}),
-        (TypeError, "frequencies must be Frequencies, an integer width", {"frequencies": "8"}),
         (ValueError, "frequencies must have one entry for each head of x", {"frequencies": BY_AXES[:2]}),
         (ValueError, "frequencies must have one entry for each head of x", {"frequencies": BY_AXES, "head_axis": None}),
-        (
-            ValueError,
-            r"frequencies as an array must have .* \(heads, axes, num_pairs\)",
-            {"frequencies": BY_AXES[None]},
-        ),
-        (
-            ValueError,
-            "inverse needs frequencies with an attention_factor above 3e-39",
-            {"frequencies": SCALED.with_attention_factor(-2e-39), "inverse": True},
-        ),
-        (TypeError, "positions must be an integer or float array", {"positions": "3"}),
-        (ValueError, "positions must fit into int32", {"positions": np.array([2**31])}),
-        (
-            ValueError,
-            r"positions of shape \(4,\) must broadcast to x without its head .* \(2, 5\)",
-            {"positions": AT[0, :4]},
-        ),
+        (ValueError, "frequencies as an array must have .*heads, axes, num_pairs", {"frequencies": BY_AXES[None]}),
+        (ValueError, "inverse needs .* an attention_factor above 3e-39", {"frequencies": TINY, "inverse": True}),
+        (ValueError, r"positions of shape \(4,\) must broadcast to x without its head", {"positions": AT[0, :4]}),
         (ValueError, r"positions of shape \(5,\) must broadcast .* \(2, 3\)", {"positions": AT[0], "head_axis": -3}),
-        (ValueError, "positions must be given where x has no sequence axis", {"x": X[0, 0]}),
         (ValueError, "positions must be given where x has no sequence axis", {"head_axis": (0, 1, 2)}),
-        (ValueError, "positions must be given for frequencies of 2 axes", {"frequencies": AXIAL}),
-        (ValueError, "positions must have a last axis of size 2", {"frequencies": AXIAL, "positions": AT[0]}),
         (ValueError, "must not be one for all 5 vectors of x, .*shift_keys", {"positions": 3}),
         (ValueError, "if axis -2 is that of heads, pass head_axis=-2", {"positions": 3, "head_axis": None}),
-        # Three tokens of three coordinates, or one position for each of them
-        (ValueError, r"pass positions\[..., None\] if", {"x": X[:, :3], "positions": AT[:, :3], **THREE}),
-        (ValueError, r"must have 3 axes", {"x": X[:, [0] * 2], "positions": AT[:, :1], **THREE}),
-        # As transformers passes coordinates
-        (
-            ValueError,
-            r"pass jnp.moveaxis\(positions, 0, -1\)",
-            {"positions": np.stack([AT[:, :3]] * 3), "x": X[:, :3], **THREE},
-        ),
     ],
 )
 def test_errors(error, match, change):

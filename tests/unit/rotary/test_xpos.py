@@ -58,9 +58,8 @@ NEAR, FAR = 2**31 - 128, 2**31 - 65  # of which float32 holds the first alone
         (np.full(5, NEAR, np.float32), np.int32(FAR), -63),
         (np.full(5, FAR).astype(np.uint32), FAR - 63, 63),
         (np.full(5, 4.25, np.float32), -60, 64.25),
-        (np.full(5, 2**31 - 1), -(2**31), 2**32),
     ],
-    ids=["float origin", "float position", "unsigned", "fractions", "the farthest"],
+    ids=["float origin", "float position", "unsigned", "fractions"],
 )
 def test_distances_from_the_origin_are_exact(positions, origin, distance):
     x = normal(5, 1, 8)
@@ -85,34 +84,25 @@ def test_two_to_the_power():
     np.testing.assert_array_equal(of_beyond, [np.inf, np.inf, 0, 0, np.nan, np.nan])
 
 
-def test_heads_may_lie_along_another_axis():
-    x, p = normal(2, 6, 3, 8), np.arange(6)
-    moved = jax.jit(functools.partial(pe.xpos, head_axis=-3))(*[np.moveaxis(x, 2, 1)] * 2, p)
-    for got, want in zip(moved, decayed(x, x, p), strict=True):
-        np.testing.assert_array_equal(np.moveaxis(got, 1, 2), want)
-
-
-@pytest.mark.parametrize(("layout", "dtype"), [("half", jnp.bfloat16), ("interleaved", jnp.float16)])
-def test_a_16_bit_result_and_its_derivative_are_rounded_once(layout, dtype):
-    x, dy = normal(9, 4, 8).astype(dtype), normal(9, 4, 8).astype(dtype)
+def test_a_16_bit_result_and_its_derivative_are_rounded_once():
+    x, dy = normal(2, 9, 4, 8).astype(jnp.bfloat16)
 
     @jax.jit
     def result_and_derivative(x, dy):
-        y, back = jax.vjp(lambda x: pe.xpos(x, x, np.arange(9), layout=layout, head_axis=-2)[0], x)
+        y, back = jax.vjp(lambda x: pe.xpos(x, x, np.arange(9), head_axis=-2)[0], x)
         return y, *back(dy)
 
     wide = result_and_derivative(x.astype(np.float32), dy.astype(np.float32))
     for got, want in zip(result_and_derivative(x, dy), wide, strict=True):
-        np.testing.assert_array_equal(got, np.asarray(want).astype(dtype), strict=True)
+        np.testing.assert_array_equal(got, np.asarray(want).astype(jnp.bfloat16), strict=True)
 
 
-@pytest.mark.parametrize(("index", "sign"), [(0, 1), (1, -1)], ids=["query", "key"])
-def test_derivatives_are_those_of_the_formula(index, sign):
+def test_derivatives_are_those_of_the_formula():
     def exact(x, p, w):
         angles = p[:, None, None] * w
-        return rotations.xpos(x, np.sin(angles), np.cos(angles), sign * p[:, None], "half", 20)
+        return rotations.xpos(x, np.sin(angles), np.cos(angles), -p[:, None], "half", 20)
 
-    f = lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20, head_axis=-2)[index]  # noqa: E731
+    f = lambda x, p, w: pe.xpos(x, x, p, w, scale_base=20, head_axis=-2)[1]  # noqa: E731
     assert_derivatives(f, exact, normal(5, 3, 6), np.linspace(-3, 3, 5, dtype=np.float32), np.float32([1.3, 0.2, 0.7]))
 
 
@@ -122,7 +112,7 @@ def test_the_derivative_in_x_stores_positions_and_distances_alone():
     assert sum(array.size for array in jax.tree.leaves(stored)) <= 2 * 256 + 64
 
 
-X = np.zeros((5, 3, 8), np.float32)
+X, AT = np.zeros((5, 3, 8), np.float32), np.zeros((5, 2), int)
 
 
 @pytest.mark.parametrize(
@@ -131,22 +121,14 @@ X = np.zeros((5, 3, 8), np.float32)
         (ValueError, r"positions of shape \(4,\) must broadcast to query without", {"positions": np.arange(4)}),
         (ValueError, r"positions of shape \(5,\) must broadcast to key", {"key": X[:2], "positions": np.arange(5)}),
         (ValueError, r"key_positions of shape \(4,\) must broadcast to key", {"key_positions": np.arange(4)}),
-        (
-            ValueError,
-            "frequencies must have one axis",
-            {"positions": np.zeros((5, 2), int), "frequencies": pe.axial(8, 2)},
-        ),
+        (ValueError, "frequencies must have one axis", {"positions": AT, "frequencies": pe.axial(8, 2)}),
         (ValueError, r"frequencies as an array must have shape \(num_pairs,\)", {"frequencies": X[:2, 0, :4]}),
-        (ValueError, "frequencies of width 10 must fit into head_dim, query has shape", {"frequencies": 10}),
-        (ValueError, "scale_base and gamma must give .* fit into float32", {"scale_base": 1e-39}),
-        (ValueError, "scale_base and gamma must give", {"scale_base": 2e-29}),
+        (ValueError, "scale_base and gamma must give .* fit into float32", {"scale_base": 2e-29}),
         (ValueError, "scale_base and gamma must", {"scale_base": 2e-36, "gamma": 1e-300}),
         (ValueError, "scale_base must be positive", {"scale_base": 0}),
         (ValueError, "gamma must be positive", {"gamma": -1}),
-        (TypeError, "gamma must be a number", {"gamma": "1"}),
-        (ValueError, r"origin must be a scalar", {"origin": np.arange(2)}),
-        (TypeError, "key must be a float array", {"key": X.astype(int)}),
-        (ValueError, "head_axis must be an axis of query other than its last", {"head_axis": -1}),
+        (ValueError, "origin must be a scalar", {"origin": AT}),
+        (ValueError, "layout must be one of", {"layout": "neox"}),
     ],
 )
 def test_errors(error, match, change):
