@@ -177,13 +177,13 @@ def test_traced_offsets_without_a_row_are_nan(rule):
 LENGTH, ROWS = 13, 1201
 PLACES = {
     "one window": np.arange(LENGTH, dtype=np.int32),
-    "the last window": HIGHEST - np.arange(LENGTH, dtype=np.int32)[::-1],
+    "one at the end": HIGHEST - np.arange(LENGTH, dtype=np.int32)[::-1],
     # further apart than one window of rows reaches; offset 424 is the first row of the third block
     "blocks": np.int32([0, 590, 424, 3, 512, 88, 500, 76, 301, 20, 444, 11, 598]),
 }
 
 
-@pytest.mark.parametrize("first", [-600, 0])
+@pytest.mark.parametrize("first", [-1188, 0])  # the last rows, or the first
 @pytest.mark.parametrize("name", PLACES)
 def test_a_long_table_is_read_in_a_window_or_in_blocks(name, first):
     x, table, i = normal(0, LENGTH, HEADS, WIDTH), normal(1, ROWS, HEADS, WIDTH), PLACES[name]

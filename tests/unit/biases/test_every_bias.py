@@ -117,6 +117,13 @@ def test_distances_of_64_bits():
 FOUR = np.arange(4)
 
 
+def test_a_table_has_a_known_number_of_rows():
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 2"), np.float32)
+    for f in (pe.t5, lambda i, j, table: pe.content_bias(i, j, table, query=np.ones((4, 1, 2), np.float32))):
+        with pytest.raises(ValueError, match=r"^\w+: table must have a known size along axis 0"):
+            jax.eval_shape(f, FOUR, FOUR, shape)
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "error", "match"),
     [
