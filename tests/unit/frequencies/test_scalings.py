@@ -20,7 +20,6 @@ from posenc_jax._frequencies import frequencies, scalings
 # Beside those that the oracles list: label → width, base and settings
 EDGES = {
     "linear, faster": (64, 150_000.0, {"factor": 0.75}),
-    "linear, of fractions": (8, 10.0, {"factor": 1.1}),
     "yarn, other bounds": (128, 1e6, {"factor": 1.1, "original_max": 32768, "beta_fast": 40.5, "beta_slow": 1.5}),
     "yarn, a ramp that ends behind the last pair": (64, 1e4, {"factor": 8, "original_max": 131072}),
     "yarn, and beyond r − 1": (8, 10.0, {"factor": 8, "original_max": 400}),
@@ -29,7 +28,6 @@ EDGES = {
     "yarn, bounds of 0": (8, 1e4, {"factor": 8, "original_max": 4}),
     "yarn, one pair": (2, 1e4, {"factor": 8, "original_max": 4096}),
     "yarn, from 0 to −1: all pairs are kept": (64, 1e4, {"factor": 2, "original_max": 4}),
-    "yarn, the same in a test of axlearn": (64, 1e4, {"factor": 4, "original_max": 8, "beta_slow": 2}),
     "yarn, from 88 to 7: all pairs are interpolated": (8, 2.0, {"factor": 2, "original_max": 10**9}),
     "llama3, of fractions": (
         128,
@@ -89,15 +87,6 @@ def test_llama3_of_pairs_that_rest_or_turn_backwards():
     assert forwards.cycles[0] == 0 and backwards.cycles == tuple(-t for t in forwards.cycles)
 
 
-def test_what_leaves_a_spectrum_as_it_is():
-    f = pe.geometric(16, 5e5).with_attention_factor(1.5)
-    assert pe.linear_scaling(f, 1) == f
-    assert pe.llama3(f, 1, low_freq_factor=1, high_freq_factor=4, original_max=64) == f
-    assert pe.longrope(f, [1] * 8, [2] * 8, original_max=1, factor=1, length=1) == f
-    for same in (pe.ntk(16, 5e5, 1), pe.yarn(16, 5e5, 1, 64), pe.proportional(16, 5e5, 1)):
-        assert same == pe.geometric(16, 5e5)
-
-
 def test_a_given_amplitude_multiplies_that_of_the_frequencies():
     assert pe.yarn(64, 1e4, 8, 4096, attention_factor=0.5).attention_factor == 0.5
     f = pe.geometric(4).with_attention_factor(3.0)
@@ -150,61 +139,39 @@ VALID = {
     "proportional": {"dim": 8, "base": 1e4, "fraction": 0.5, "factor": 1},
 }
 FREQUENCIES = "frequencies must be Frequencies or an integer width"
-LIMIT = "must keep every pair below 2²⁸ cycles per position"
+LIMIT = "must keep every pair below 2²⁸ cycles"
 
 
 @pytest.mark.parametrize(
     ("name", "changed", "error", "match"),
     [
         ("linear_scaling", {"frequencies": 8.0}, TypeError, FREQUENCIES),
-        ("linear_scaling", {"frequencies": -2}, ValueError, "frequencies (a width) must be at least 0"),
         ("linear_scaling", {"factor": 0}, ValueError, "factor must be positive"),
-        ("linear_scaling", {"factor": "2"}, TypeError, "factor must be a number"),
         ("linear_scaling", {"factor": 1e-10}, ValueError, f"factor {LIMIT}"),
-        ("yarn", {"dim": 7}, ValueError, "dim must be 0, or even and from 2 to 2²⁰"),
-        ("yarn", {"dim": 2**20 + 2}, ValueError, "dim must be 0, or even and from 2 to 2²⁰"),
-        ("yarn", {"base": 0}, ValueError, "base must be positive"),
+        ("yarn", {"dim": 7}, ValueError, "dim must be 0, or even"),
         ("yarn", {"base": 1}, ValueError, "base must be over 1"),
         ("yarn", {"factor": 0.5}, ValueError, "factor must be at least 1"),
         ("yarn", {"original_max": 0}, ValueError, "original_max must be at least 1"),
         ("yarn", {"beta_fast": 0}, ValueError, "beta_fast must be positive"),
         ("yarn", {"beta_slow": 0}, ValueError, "beta_slow must be positive"),
         ("yarn", {"beta_fast": 1, "beta_slow": 2}, ValueError, "beta_fast must be at least beta_slow = 2.0, got 1.0"),
-        ("yarn", {"truncate": 1}, TypeError, "truncate must be True or False"),
-        ("yarn", {"attention_factor": 0}, ValueError, "attention_factor must be positive"),
         ("yarn", {"attention_factor": 1e39}, ValueError, "attention_factor must fit into float32"),
-        ("longrope", {"frequencies": "4"}, TypeError, FREQUENCIES),
         ("longrope", {"short_factor": 2.0}, TypeError, "short_factor must be a sequence of numbers"),
         ("longrope", {"short_factor": [-1, 1]}, ValueError, "short_factor[0] must be positive"),
-        ("longrope", {"short_factor": [1e-10, 1]}, ValueError, f"short_factor {LIMIT}, got [1e-10, 1.0]"),
+        ("longrope", {"short_factor": [1e-10, 1]}, ValueError, f"short_factor {LIMIT}"),
         ("longrope", {"long_factor": [1e-10, 1], "length": 65}, ValueError, f"long_factor {LIMIT}"),
-        (
-            "longrope",
-            {"long_factor": [1, 1, 1]},
-            ValueError,
-            "long_factor must have 2 entries, one for each pair, got 3",
-        ),
+        ("longrope", {"long_factor": [1, 1, 1]}, ValueError, "long_factor must have 2 entries"),
         ("longrope", {"factor": 0}, ValueError, "factor must be positive"),
         ("longrope", {"original_max": 0}, ValueError, "original_max must be at least 1"),
-        (
-            "longrope",
-            {"original_max": 1},
-            ValueError,
-            "original_max must be at least 2 for the amplitude of factor 2.0",
-        ),
+        ("longrope", {"original_max": 1}, ValueError, "original_max must be at least 2 for the amplitude"),
         ("longrope", {"length": 0}, ValueError, "length must be at least 1"),
-        ("longrope", {"attention_factor": -1}, ValueError, "attention_factor must be positive"),
-        ("llama3", {"frequencies": None}, TypeError, FREQUENCIES),
         ("llama3", {"factor": 0.5}, ValueError, "factor must be at least 1"),
         ("llama3", {"low_freq_factor": 0}, ValueError, "low_freq_factor must be positive"),
         ("llama3", {"high_freq_factor": 0}, ValueError, "high_freq_factor must be positive"),
         ("llama3", {"high_freq_factor": 0.5}, ValueError, "high_freq_factor must be at least low_freq_factor = 1.0"),
         ("llama3", {"original_max": 0}, ValueError, "original_max must be at least 1"),
-        ("proportional", {"dim": 7}, ValueError, "dim must be 0, or even and from 2 to 2²⁰"),
-        ("proportional", {"base": 0}, ValueError, "base must be positive"),
-        ("proportional", {"factor": 0}, ValueError, "factor must be positive"),
+        ("proportional", {"dim": 7}, ValueError, "dim must be 0, or even"),
         ("proportional", {"factor": 1e-10}, ValueError, f"factor {LIMIT}"),
-        ("proportional", {"fraction": True}, TypeError, "fraction must be a number"),
         ("proportional", {"fraction": 0}, ValueError, "fraction must be over 0 and at most 1"),
         ("proportional", {"fraction": 1.5}, ValueError, "fraction must be over 0 and at most 1"),
         ("proportional", {"fraction": 0.2}, ValueError, "fraction must leave a pair of the 8 features to rotate"),

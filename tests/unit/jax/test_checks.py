@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import FLOATS, INTEGERS
 
-WIDE = [checks.POSITIONS, checks.FREQUENCIES]
+TINY, LARGEST = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float32).max))
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,13 @@ WIDE = [checks.POSITIONS, checks.FREQUENCIES]
     [
         (checks.number, np.float32(0.5), 0.5),
         (checks.positive, 3, 3.0),
-        (checks.positive_float32, float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).tiny)),
-        (checks.positive_float32, float(np.finfo(np.float32).max), float(np.finfo(np.float32).max)),
+        (checks.positive_float32, TINY, TINY),
+        (checks.positive_float32, LARGEST, LARGEST),
         (partial(checks.integer, least=2), np.int8(2), 2),
         (checks.length, 2**31 - 1, 2**31 - 1),
         (checks.size, 2**20, 2**20),
         (checks.flag, np.bool_(True), True),
-        (checks.layout, "half", "half"),
-        (checks.part, "last", "last"),
-        (checks.out_of_range, "zeros", "zeros"),
         (checks.positive_ints, np.array([1, 2]), (1, 2)),
-        (partial(checks.sequence, items="x"), [1, "a"], (1, "a")),
     ],
 )
 def test_python_values(check, value, expected):
@@ -84,6 +80,7 @@ def test_data_of_any_dtype_keeps_its_values():
 
 MASKED = np.ma.MaskedArray(np.ones(2, np.float32))
 FLOAT = partial(checks.floats, axes=(..., "n", "features"))
+of = lambda kind: partial(checks.array, kind=kind)  # noqa: E731
 SHARE = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777216.0"
 
 
@@ -91,32 +88,29 @@ SHARE = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777
     ("check", "value", "error", "match"),
     [
         (checks.number, "1", TypeError, "x must be a number, got str '1'"),
-        (checks.number, True, TypeError, "x must be a number, got bool True"),
+        (checks.number, True, TypeError, "x must be a number"),
         (checks.number, np.timedelta64(1, "s"), TypeError, "x must be a number"),
         (checks.number, np.nan, ValueError, "x must be finite, got nan"),
         (checks.number, 10**400, ValueError, "x must be finite, got inf"),
-        (partial(checks.number, float32=True), -1e39, ValueError, "x must fit into float32, got -1e+39"),
-        (checks.positive, 0, ValueError, "x must be positive, got 0.0"),
-        (checks.positive_float32, 1e-39, ValueError, "x must be from 1.2e-38 to 3.4e+38 for float32, got 1e-39"),
-        (checks.positive_float32, 1e39, ValueError, "x must be from 1.2e-38 to 3.4e+38 for float32, got 1e+39"),
-        (checks.integer, 1.0, TypeError, "x must be an integer, got float 1.0"),
-        (partial(checks.integer, least=2), 1, ValueError, "x must be at least 2, got 1"),
-        (checks.positive_int, 0, ValueError, "x must be at least 1, got 0"),
-        (checks.length, 2**31, ValueError, "x must fit into int32, got 2147483648"),
-        (checks.size, 2**20 + 1, ValueError, "x must be at most 2²⁰, got 1048577"),
-        (checks.size, 0, ValueError, "x must be at least 1, got 0"),
-        (checks.flag, 1, TypeError, "x must be True or False, got int 1"),
+        (partial(checks.number, float32=True), -1e39, ValueError, "x must fit into float32"),
+        (checks.positive, 0, ValueError, "x must be positive"),
+        (checks.positive_float32, 1e-39, ValueError, "x must be from 1.2e-38 to 3.4e+38 for float32"),
+        (checks.positive_float32, 1e39, ValueError, "x must be from 1.2e-38 to 3.4e+38 for float32"),
+        (checks.integer, 1.0, TypeError, "x must be an integer"),
+        (partial(checks.integer, least=2), 1, ValueError, "x must be at least 2"),
+        (checks.positive_int, 0, ValueError, "x must be at least 1"),
+        (checks.length, 2**31, ValueError, "x must fit into int32"),
+        (checks.size, 2**20 + 1, ValueError, "x must be at most 2²⁰"),
+        (checks.size, 0, ValueError, "x must be at least 1"),
+        (checks.flag, 1, TypeError, "x must be True or False"),
         (checks.layout, "x", ValueError, "x must be one of ('interleaved', 'half'), got 'x'"),
-        (checks.part, 1, ValueError, "x must be one of ('first', 'last'), got 1"),
-        (checks.out_of_range, None, ValueError, "x must be one of ('error', 'nan', 'zeros'), got None"),
-        *(
-            (checks.positive_ints, x, TypeError, "x must be a sequence of integers")
-            for x in ("1", b"1", 1, np.array(1))
-        ),
-        (checks.positive_ints, [1, 0], ValueError, "x[1] must be at least 1, got 0"),
+        (checks.part, 1, ValueError, "x must be one of ('first', 'last')"),
+        (checks.out_of_range, None, ValueError, "x must be one of ('error', 'nan', 'zeros')"),
+        *((checks.positive_ints, x, TypeError, "x must be a sequence") for x in ("1", b"1", 1, np.array(1))),
+        (checks.positive_ints, [1, 0], ValueError, "x[1] must be at least 1"),
         (checks.array, [1], TypeError, "x must be an integer or float array, got list [1]"),
-        (checks.array, MASKED, TypeError, "x must be an integer or float array, got masked float32 of shape (2,)"),
-        (checks.array, 2**31, ValueError, "x must fit into int32, got 2147483648"),
+        (checks.array, MASKED, TypeError, "x must be an integer or float array, got masked"),
+        (checks.array, 2**31, ValueError, "x must fit into int32"),
         (
             checks.array,
             np.array([0, 2**31]),
@@ -135,40 +129,26 @@ SHARE = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777
             checks.array,
             np.float16([1]),
             TypeError,
-            "x must be integers or float32, got float16 of shape (1,), in which 2049 becomes 2048",
+            "x must be integers or float32, got float16 of shape (1,), in which 2049",
         ),
         (
-            partial(checks.array, kind=checks.FREQUENCIES),
+            of(checks.FREQUENCIES),
             np.float16([1]),
             TypeError,
-            "x must be float32, got float16 of shape (1,), which rounds them by up to one part in 2048",
+            "x must be float32, got float16 of shape (1,), which rounds",
         ),
-        (
-            partial(checks.array, kind=INTEGERS),
-            np.float32([1]),
-            TypeError,
-            "x must be an integer array, got float32 of shape (1,)",
-        ),
-        (partial(checks.array, kind=INTEGERS), 1.0, TypeError, "x must be an integer array, got float 1.0"),
-        (
-            partial(checks.array, kind=FLOATS),
-            np.array([1e39]),
-            ValueError,
-            "x must fit into float32, got float64 values up to 1e+39",
-        ),
-        (partial(checks.array, kind=FLOATS), np.array([1]), TypeError, "x must be a float array, got int64"),
+        (of(INTEGERS), np.float32([1]), TypeError, "x must be an integer array"),
+        (of(INTEGERS), 1.0, TypeError, "x must be an integer array"),
+        (of(FLOATS), np.array([1e39]), ValueError, "x must fit into float32, got float64 values up to 1e+39"),
+        (of(FLOATS), np.array([1]), TypeError, "x must be a float array"),
         (FLOAT, np.ones((3, 2), int), TypeError, "x must be a float array of shape (..., n, features), got int64"),
         (FLOAT, np.ones(3, np.float32), ValueError, "x must have shape (..., n, features), got (3,)"),
-        (FLOAT, np.ones((3, 2), ">f4"), TypeError, "x is >f4, which JAX does not have; pass float32"),
-        (checks.data, [1], TypeError, "x must be an array, got list [1]"),
-        (checks.data, np.array([2**31]), ValueError, "x must fit into int32, got int64 values from 2147483648"),
-        (partial(checks.scalar, dtype=np.float32), 1e39, ValueError, "x must fit into float32, got 1e+39"),
-        (
-            partial(checks.scalar, dtype=np.float32),
-            np.ones(2, np.float32),
-            ValueError,
-            "x must be a scalar, got shape (2,)",
-        ),
+        (FLOAT, np.ones((3, 2), ">f4"), TypeError, "x is >f4, which JAX does not have"),
+        (checks.data, [1], TypeError, "x must be an array"),
+        (checks.data, np.ones(2, ">f4"), TypeError, "x is >f4, which JAX does not have"),
+        (checks.data, np.array([2**31]), ValueError, "x must fit into int32"),
+        (partial(checks.scalar, dtype=np.float32), 1e39, ValueError, "x must fit into float32"),
+        (partial(checks.scalar, dtype=np.float32), np.ones(2, np.float32), ValueError, "x must be a scalar"),
         (checks.floating_dtype, int, TypeError, "x must be a float dtype, got int64"),
         (checks.floating_dtype, None, TypeError, "x must be a float dtype, got None"),
         (checks.floating_dtype, "float64", TypeError, "x is float64, which jax_enable_x64=False cannot hold"),
@@ -197,6 +177,7 @@ def test_shardings_on_explicit_axes(on_cpu):
         with pytest.raises(ValueError, match="^x must not be sharded along axis 1 on Explicit axes of a mesh"):
             jax.eval_shape(lambda x: checks.unsharded("x", x), x)
     checks.sharded_like("x", P("a", None), "y", P("b", "a", None))
+    checks.sharded_like("x", P("a", "b"), "y", P("a", "b"))
     with pytest.raises(ValueError, match="^x must be sharded on Explicit axes of a mesh as y is"):
         checks.sharded_like("x", P("b", None), "y", P("a", None))
     checks.sharded_together({"x": ("a", None), "y": (None, "b"), "z": ("a", None)})

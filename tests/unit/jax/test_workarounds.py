@@ -16,10 +16,7 @@ from posenc_jax._jax import workarounds
 AT, X = np.arange(5, dtype=np.int32), np.ones((1, 5, 2, 8), np.float32)
 NAMED = {
     "rotary": (functools.partial(pe.rotary, head_axis=-2), X),
-    "prope": (functools.partial(pe.prope, role="key", head_axis=-2), X, np.eye(4, dtype=np.float32)),
-    "sinusoidal": (functools.partial(pe.sinusoidal, frequencies=8), AT),
     "alibi": (functools.partial(pe.alibi, heads=2), AT, AT),
-    "learned": (functools.partial(pe.learned, out_of_range="nan"), AT, np.ones((9, 4), np.float32)),
 }
 
 
@@ -29,12 +26,6 @@ def test_profiles_show_the_name_of_the_function(name):
     for program in (f, lambda *arrays: jax.tree.map(jnp.sin, f(*arrays))):
         text = jax.jit(program).lower(*arrays).compile().as_text()
         assert f"posenc_jax.{name}/" in text
-
-
-def test_no_other_module_asks_for_a_version():
-    package = Path(pe.__file__).parent
-    asks = {path.name for path in package.rglob("*.py") if "version_info__" in path.read_text(encoding="utf-8")}
-    assert asks == {"workarounds.py"}
 
 
 def test_each_problem_names_a_test_that_stands():

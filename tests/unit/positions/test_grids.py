@@ -47,13 +47,11 @@ def test_tables_of_timm(case):
     ("arguments", "error", "match"),
     [
         ({"shape": (3, 0)}, ValueError, "shape[1] must be at least 1"),
-        ({"shape": 4}, TypeError, "shape must be a sequence of integers"),
-        ({"shape": ()}, ValueError, "shape must have more sides for order='row'"),
-        ({"shape": (3,), "order": "column"}, ValueError, "shape must have more sides for order='column'"),
+        ({"shape": ()}, ValueError, "shape must have more sides"),
+        ({"shape": (3,), "order": "column"}, ValueError, "shape must have more sides"),
         ({"shape": (2**16, 2**15)}, ValueError, "shape must have fewer than 2³¹ tokens"),
         ({"shape": (2**31 - 3,), "leading": 3}, ValueError, "shape must have fewer than 2³¹ tokens"),
         ({"shape": (2, 3), "leading": -1}, ValueError, "leading must be at least 0"),
-        ({"shape": (2, 3), "leading": 1.0}, TypeError, "leading must be an integer"),
         ({"shape": (2, 3), "order": "xy"}, ValueError, "order must be one of"),
     ],
 )

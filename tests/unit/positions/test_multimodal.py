@@ -47,12 +47,11 @@ def test_multimodal_positions_as_loops_count_them(parts, following):
     np.testing.assert_array_equal(got, loops.multimodal(plain, following))
 
 
-def test_multimodal_positions_of_nothing_and_of_time_in_float32():
-    assert pe.multimodal_positions([]).shape == (0, 3)
-    # 25 positions a second and 2/7 of a second a frame: 35 frames make 250, but 249 in float64.
-    step = 25 * (2 / 7)
+def test_time_is_counted_in_float32():
+    step = 25 * (2 / 7)  # 25 positions a second and 2/7 of a second a frame: 35 frames make 250, but 249 in float64
     assert int(35 * step) == 249
     assert np.asarray(pe.multimodal_positions([(36, 1, 1, step)]))[35].tolist() == [250, 0, 0]
+    assert pe.multimodal_positions([]).shape == (0, 3)
 
 
 @pytest.mark.parametrize("model", {case["model"]: None for case in INDEXED})
@@ -71,18 +70,15 @@ PLACED = [2, (1, 2, 3), 1, (3, 2, 2), 2]
 def test_a_row_of_tokens_has_the_positions_of_its_parts():
     want = pe.multimodal_positions(PLACED)
     np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, **GRIDS), want)
-    arrays = {"image_grids": np.array([[1, 4, 6]]), "video_grids": jax.device_put(np.array([[3, 4, 4]]))}
-    np.testing.assert_array_equal(pe.positions_from_tokens(jax.device_put(TOKENS), **(GRIDS | arrays)), want)
     after_sides = pe.positions_from_tokens(TOKENS, **GRIDS, following="side")
     np.testing.assert_array_equal(after_sides, pe.multimodal_positions(PLACED, following="side"))
 
 
-@pytest.mark.parametrize(
-    "steps", [[2.5], np.array([2.5]), jax.device_put(np.float32([2.5]))], ids=["list", "NumPy", "JAX"]
-)
-def test_steps_of_videos(steps):
+def test_steps_of_videos_and_grids_may_be_arrays():
+    arrays = {"image_grids": np.array([[1, 4, 6]]), "video_grids": jax.device_put(np.array([[3, 4, 4]]))}
     want = pe.multimodal_positions([2, (1, 2, 3), 1, (3, 2, 2, 2.5), 2])
-    np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, video_steps=steps, **GRIDS), want)
+    for steps in ([2.5], jax.device_put(np.float32([2.5]))):
+        np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, video_steps=steps, **(GRIDS | arrays)), want)
 
 
 def test_tokens_without_placeholders_are_text():
@@ -114,7 +110,7 @@ def test_frames_that_are_apart():
 
 FRAMES = np.array([VIDEO, VIDEO, 12, VIDEO, VIDEO, VIDEO, VIDEO])
 APART = {"tokens": FRAMES, "image_token": None, "image_grids": (), "video_grids": [(3, 2, 4)]}
-SIDES = "image_grids[0] must be (time, height, width) with multiples of spatial_merge_size=2 for height and width"
+SIDES = "image_grids[0] must be (time, height, width) with multiples of spatial_merge_size=2"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +127,7 @@ SIDES = "image_grids[0] must be (time, height, width) with multiples of spatial_
         (
             APART | {"tokens": FRAMES[:3]},
             ValueError,
-            "frame 1 of video_grids[0] must have 2 placeholders in tokens, got none",
+            "frame 1 of video_grids[0] must have 2 placeholders in tokens, got",
         ),
         (APART | {"video_steps": [2]}, ValueError, "video_steps must be 1 for video_grids[0]"),
         (
@@ -139,21 +135,16 @@ SIDES = "image_grids[0] must be (time, height, width) with multiples of spatial_
             ValueError,
             "image_grids[0] must have 6 placeholders, got 2 in tokens[0:2]",
         ),
-        ({"image_grids": [(1, 4, 7)]}, ValueError, SIDES + ", got (1, 4, 7)"),
-        ({"image_grids": [(1, 7, 4)]}, ValueError, SIDES),
+        ({"image_grids": [(1, 4, 7)]}, ValueError, SIDES),
         ({"image_grids": [(4, 6)]}, ValueError, SIDES),
-        ({"image_grids": (1, 4, 6)}, TypeError, "image_grids[0] must be a sequence of integers"),
         ({"image_grids": 1}, TypeError, "image_grids must be a sequence of grids"),
         ({"video_grids": [(2**31, 4, 4)]}, ValueError, "video_grids[0] must have fewer than 2³¹ tokens"),
-        ({"video_steps": 1.0}, TypeError, "video_steps must be a sequence of numbers"),
         ({"video_steps": [1, 2]}, ValueError, "video_steps must have 1 numbers, as video_grids has, got 2"),
         ({"video_steps": [0]}, ValueError, "video_steps[0] must be positive"),
         ({"video_steps": [2e9]}, ValueError, "positions must fit into int32, got up to 4000000000"),
         ({"video_token": IMAGE}, ValueError, "video_token must differ from image_token"),
-        ({"image_token": 1.0}, TypeError, "image_token must be an integer"),
         ({"mask": TOKENS[:-1] > 0}, ValueError, "mask must have the shape of tokens, (23,), got (22,)"),
         ({"tokens": TOKENS[None, None]}, ValueError, "tokens must have shape (length,) or (batch, length)"),
-        ({"tokens": TOKENS * 1.0}, TypeError, "tokens must be an integer array"),
         ({"following": "grid"}, ValueError, "following must be one of"),
     ],
 )
@@ -179,7 +170,6 @@ def test_traced_arrays_raise(name):
         ([1, (1, 2)], ValueError, "parts[1] must be a length, (time, height, width) or these and Δ"),
         ([(1, 0, 2)], ValueError, "parts[0][1] must be at least 1"),
         ([(1, 2, 2, 0)], ValueError, "parts[0][3] must be positive"),
-        ([(1, 1, 1, 1e300)], ValueError, "parts[0][3] must be from"),
         ([(2, 2**15, 2**15)], ValueError, "parts[0] must have fewer than 2³¹ tokens"),
         ([(3, 1, 1, 1e30)], ValueError, "positions must fit into int32, got up to 2e+30"),
         ([1, (2, 1, 1, 2.0**31 - 1)], ValueError, "positions must fit into int32, got up to 2147483649"),
@@ -188,8 +178,3 @@ def test_traced_arrays_raise(name):
 def test_parts_that_raise(parts, error, match):
     with pytest.raises(error, match="^multimodal_positions: " + re.escape(match)):
         pe.multimodal_positions(parts)
-
-
-def test_a_rule_that_is_unknown_raises():
-    with pytest.raises(ValueError, match="^multimodal_positions: following must be one of"):
-        pe.multimodal_positions([1], following="grid")

@@ -3,18 +3,15 @@
 - `positions_from_segments` counts from 0 in each run of equal ids; tokens of a padding id are at 0.
 - `positions_from_mask` counts tokens, and padding on any side is at 0.
 - `positions_from_lengths` counts from 0 in each document; traced lengths that do not fit are cut; negative: −1.
-- All need memory linear in the length, without gathers and sorts, and a sequence that is whole on Explicit axes.
+- All need memory linear in the length, without gathers and sorts.
 """
 
 import functools
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from oracles import positions as loops
@@ -90,13 +87,6 @@ def test_lengths_of_a_batch():
     np.testing.assert_array_equal(pe.positions_from_lengths(lengths, 23), want)
 
 
-def test_documents_of_a_pack_have_segments_of_their_own():
-    positions = pe.positions_from_lengths(np.array([4, 0, 1, 6, 2]), 16)
-    ids = np.cumsum(np.asarray(positions) == 0)
-    assert ids.tolist() == [1] * 4 + [2] + [3] * 6 + [4] * 2 + [5, 6, 7]
-    np.testing.assert_array_equal(pe.positions_from_segments(ids), positions)
-
-
 @pytest.mark.parametrize(
     ("lengths", "want"),
     [
@@ -121,42 +111,17 @@ def test_memory_is_linear_without_gathers_and_sorts(f):
     assert not {"gather", "sort"} & set(compiled.as_text().replace("(", " ").split())
 
 
-@pytest.mark.parametrize("name", ["ids", "mask", "lengths"])
-def test_a_sequence_must_be_whole_on_explicit_axes(name, on_cpu):
-    f = {
-        "ids": pe.positions_from_segments,
-        "mask": pe.positions_from_mask,
-        "lengths": lambda n: pe.positions_from_lengths(n, 9),
-    }[name]
-    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
-    with jax.set_mesh(mesh):
-        rows, tokens = (
-            jax.ShapeDtypeStruct((2, 4), np.int32, sharding=NamedSharding(mesh, P(*s))) for s in (("x",), (None, "x"))
-        )
-        assert jax.eval_shape(f, rows).sharding.spec == P("x", None)
-        with pytest.raises(ValueError, match=rf"^\w+: {name} must not be sharded along axis 1"):
-            jax.eval_shape(f, tokens)
-
-
 IDS = np.array([1, 1, 2], np.int32)
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "error", "match"),
     [
-        ("segments", (np.float32(IDS),), TypeError, "ids must be an integer array"),
         ("segments", (3,), ValueError, "ids must have shape (..., length), got ()"),
         ("segments", (np.array([1, 2**32 + 1]),), ValueError, "ids must fit into int32"),
-        (
-            "segments",
-            (jax.ShapeDtypeStruct((2**31 + 1,), np.int32),),
-            ValueError,
-            "at most 2³¹ positions can be counted, got ids",
-        ),
         ("mask", (IDS,), ValueError, "mask must hold 0 and 1, got 1 to 2"),
         ("mask", (-IDS,), ValueError, "mask must hold 0 and 1, got -2 to -1"),
         ("mask", (np.float32(IDS),), TypeError, "mask must be a boolean or integer array"),
-        ("mask", ([True, False],), TypeError, "mask must be a boolean or integer array"),
         ("mask", (np.array(True),), ValueError, "mask must have shape (..., length), got ()"),
         ("lengths", (IDS, 3), ValueError, "lengths must sum to at most total = 3, got 4"),
         ("lengths", (np.full(9, 2**31 - 1), 3), ValueError, "lengths must sum to at most total = 3, got 19327352823"),
@@ -165,29 +130,15 @@ IDS = np.array([1, 1, 2], np.int32)
         ("lengths", (IDS, 0), ValueError, "total must be at least 1"),
         ("lengths", (IDS, 2**31), ValueError, "total must fit into int32"),
         ("lengths", (3, 7), ValueError, "lengths must have shape (..., documents), got ()"),
-        ("lengths", (np.float32(IDS), 7), TypeError, "lengths must be an integer array"),
     ],
 )
 def test_arguments_that_raise(name, arguments, error, match):
     f = getattr(pe, f"positions_from_{name}")
     with pytest.raises(error, match=f"^positions_from_{name}: {re.escape(match)}"):
-        jax.eval_shape(f, *arguments) if isinstance(arguments[0], jax.ShapeDtypeStruct) else f(*arguments)
+        f(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("padding", "error", "match"),
-    [
-        (0.0, TypeError, "must be an integer"),
-        (False, TypeError, "must be an integer"),
-        (2**31, ValueError, "must fit into int32"),
-    ],
-)
-def test_paddings_that_raise(padding, error, match):
-    with pytest.raises(error, match=f"^positions_from_segments: padding {match}"):
+@pytest.mark.parametrize(("padding", "error"), [(0.0, TypeError), (False, TypeError), (2**31, ValueError)])
+def test_paddings_that_raise(padding, error):
+    with pytest.raises(error, match="^positions_from_segments: padding must (be an integer|fit into int32)"):
         pe.positions_from_segments(IDS, padding=padding)
-
-
-def test_concrete_lengths_raise_in_a_program_too():
-    lengths = jnp.int32(IDS)
-    with pytest.raises(ValueError, match="^positions_from_lengths: lengths must sum to at most total = 3, got 4"):
-        jax.eval_shape(lambda: pe.positions_from_lengths(lengths, 3))

@@ -75,13 +75,7 @@ def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
     ("length", "shards", "settings", "error", "match"),
     [
         (10, 4, {}, ValueError, "length must be a multiple of shards = 4, got 10"),
-        (
-            12,
-            4,
-            {"order": "zigzag"},
-            ValueError,
-            "length must be a multiple of 2·shards = 8 for order='zigzag', got 12",
-        ),
+        (12, 4, {"order": "zigzag"}, ValueError, "length must be a multiple of 2·shards = 8 for order='zigzag'"),
         (0, 4, {}, ValueError, "length must be at least 1"),
         (2**31, 2, {}, ValueError, "length must be below 2³¹"),
         (8, 0, {}, ValueError, "shards must be at least 1"),
@@ -91,7 +85,7 @@ def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
             4,
             {"lengths": np.array([8, 12]), "order": "zigzag"},
             ValueError,
-            "lengths must be multiples of 2·shards = 8 for order='zigzag', got 12",
+            "lengths must be multiples of 2·shards = 8",
         ),
         (32, 4, {"lengths": np.array([8, 2])}, ValueError, "lengths must be multiples of shards = 4, got 2"),
         (32, 4, {"lengths": np.array([8, 28])}, ValueError, "lengths must sum to at most length = 32, got 36"),
