@@ -88,7 +88,7 @@ def parallel(session: nox.Session, *arguments: str, **environment: str) -> None:
 def tests(session: nox.Session) -> None:
     """The tests, 2 to 4 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
-    again = "--lf" in session.posargs or "--last-failed" in session.posargs  # of either tier
+    again = "--lf" in session.posargs or "--last-failed" in session.posargs  # slow ones too
     parallel(session, *(["-m", ""] if again else []))
 
 
@@ -265,7 +265,7 @@ def versions(session: nox.Session) -> None:
 
 @nox.session
 def x64(session: nox.Session) -> None:
-    """Both tiers of tests with jax_enable_x64 on from the start."""
+    """All tests with jax_enable_x64 on from the start."""
     install(session, *TESTED)
     parallel(session, "-m", "", POSENC_TEST_X64="1")
 
@@ -280,16 +280,16 @@ def minimums(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """Both tiers of tests, compiled as users do, on tonight's JAX and Flax and the newest NumPy; needs the network."""
+    """All tests on tonight's JAX and Flax and the newest NumPy; needs the network."""
     session.install(*TESTED)
     session.install("-U", "--pre", "jax", "jaxlib", "numpy", "--extra-index-url", JAX_NIGHTLY)
     session.install("-U", "flax @ git+https://github.com/google/flax")
-    parallel(session, "-m", "", POSENC_TEST_OPTIMIZED="1")
+    parallel(session, "-m", "")
 
 
 @nox.session
 def device(session: nox.Session) -> None:
-    """Both tiers of tests on the NVIDIA GPU or the TPU that answers here."""
+    """All tests on the NVIDIA GPU or the TPU that answers here."""
     if shutil.which("nvidia-smi") and not subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode:
         extra, platform = "cuda13", "cuda"
     elif [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]:
@@ -300,19 +300,19 @@ def device(session: nox.Session) -> None:
     # One process holds the device; tests of several devices take those of the CPU. A GPU multiplies float32 matrices in
     # TF32 unless it is told not to, and the tests compare with float32.
     environment = {"JAX_PLATFORMS": f"{platform},cpu", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
-    pytest(session, "-m", "", POSENC_TEST_OPTIMIZED="1", **environment)
+    pytest(session, "-m", "", **environment)
 
 
 @nox.session
 def distributed(session: nox.Session) -> None:
-    """In neither tier: training over two processes, their losses, checkpoints, and processes that die."""
+    """In no other session: training over two processes, their losses, checkpoints, and processes that die."""
     install(session, *TESTED)  # flax brings orbax-checkpoint
     pytest(session, "tests/devices/distributed")
 
 
 @nox.session
 def exports(session: nox.Session) -> None:
-    """In neither tier: what `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
+    """In no other session: what `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
     session.install("-U", "-e", ".", *group("test"), "jax")
     folder = Path(session.create_tmp())
     lowest = folder / "lowest"
@@ -386,7 +386,7 @@ def evidence(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """In neither tier: compares with transformers and timm; `-- --record` writes tests/oracles/recorded.
+    """In no other session: compares with transformers and timm; `-- --record` writes tests/oracles/recorded.
 
     `-- --record NAME…` writes some of its files, and `-- --record SOURCE=FILE…` runs code of authors too, see
     tests/huggingface/parity/authors.py. `-- --newest` takes the newest transformers instead, and first prints what it
@@ -470,7 +470,8 @@ def fuzz(session: nox.Session) -> None:
     """Tries hostile input, broken configs and files, thirty times as many as the tests, 13 minutes; prints how many."""
     install(session, *TESTED)
     rooms = {
-        "properties": ("hostile", "hostile_spectra"),
+        "properties": ("arguments", "drawn"),
+        "unit/frequencies": ("drawn_frequencies",),
         "huggingface": ("hostile_configs",),
         "tools": ("hostile_files",),
     }

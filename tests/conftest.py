@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from helpers import quick, tiers
 from helpers.programs import Programs
 
 ROOT = Path(__file__).parent.parent
@@ -44,8 +43,6 @@ class Announcer:
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there
 def pytest_configure(config):
-    tiers.both = not config.option.markexpr
-    quick.optimized = quick.ALWAYS or tiers.both  # what a module compiles once serves its default tests
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
         config.pluginmanager.register(Programs(Path(COMPILED)))
@@ -64,12 +61,6 @@ def drawn_anew(request):
     if rng := getattr(request.module, "RNG", None):
         name = f"{request.path.name}::{request.node.name}"
         rng.bit_generator.state = np.random.default_rng(zlib.crc32(name.encode())).bit_generator.state
-
-
-@pytest.fixture(autouse=True)
-def as_users_compile(request):
-    """Default tests compile as users do if both tiers run; see `helpers/quick.py`."""
-    quick.optimized = quick.ALWAYS or (tiers.both and not request.node.get_closest_marker("slow"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,1 +1,1 @@
-"""What tests share beside formulas: comparisons, tiers, quick compilation, and functions under test."""
+"""What tests share beside formulas: comparisons, the table of functions, slow cases."""

@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from helpers import tiers
-
 MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
-THOROUGH = MANY > 1 or tiers.both
 TRIED = collections.Counter()
 FLOATS = (np.float16, jnp.bfloat16, np.float32)
 EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2**31 - 65536]
@@ -27,10 +24,10 @@ def print_what_was_tried() -> Iterator[None]:
     print("\ntried:", dict(TRIED))
 
 
-def profile(examples: int, default: int | None = None) -> settings:
-    """Hypothesis draws the same in every run: so many examples, or `default` of them without the slow tests."""
+def profile(examples: int) -> settings:
+    """Hypothesis draws the same in every run."""
     return settings(
-        max_examples=examples * MANY if THOROUGH or default is None else default,
+        max_examples=examples * MANY,
         derandomize=True,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -19,7 +19,7 @@ import pytest
 import posenc_jax as pe
 from helpers import pages
 from helpers.closeness import assert_within
-from helpers.tiers import slow
+from helpers.slow import slow
 from oracles import recorded
 
 PAGE, TABLES = "docs/attention_models.md", "docs/offset_tables.md"

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.closeness import assert_within
 from helpers.content_biases import drawn, hidden_and_cotangent
-from helpers.tiers import slow
+from helpers.slow import slow
 from oracles import recorded
 
 CASES = {case["name"]: case for case in recorded.cases("content_biases")}

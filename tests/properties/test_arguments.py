@@ -17,7 +17,7 @@ from jax import export
 import posenc_jax as pe
 from helpers.functions import FUNCTIONS, WRAPPED
 from helpers.hostile import MANY
-from helpers.tiers import slow
+from helpers.slow import slow
 from posenc_jax import linen, nnx
 
 BARE = {name: row for name, row in FUNCTIONS.items() if "," not in name}  # which give every argument

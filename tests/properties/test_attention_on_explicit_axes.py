@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from devices.aot import Compiled
 from helpers.closeness import assert_within
-from helpers.tiers import slow
+from helpers.slow import slow
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"

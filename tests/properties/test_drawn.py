@@ -20,7 +20,7 @@ from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.functions import FUNCTIONS
 from helpers.hostile import EDGES, FLOATS, TRIED, print_what_was_tried, profile  # noqa: F401 (a fixture)
-from helpers.tiers import slow
+from helpers.slow import slow
 from oracles import spectra
 from oracles.attention import dense, may_see
 from oracles.biases import exact_tile
@@ -130,7 +130,7 @@ OF_ROWS = "add_sinusoidal", "shift", *(name for name in ENCODINGS if name.starts
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-@profile(12, default=4)
+@profile(4)
 @given(SHAPES, st.sampled_from([2, 4, 10]), st.sampled_from(["half", "interleaved"]), st.booleans(), st.data())
 def test_encodings_at_any_positions(name, shape, dim, layout, wide, data):
     TRIED["positions"] += 1
@@ -180,7 +180,7 @@ WIDE_PAIRS = [(np.float64,) * 2, (np.float64, np.int64), (np.float32, np.float64
 
 
 @pytest.mark.parametrize("name", BIASES)
-@profile(12, default=4)
+@profile(4)
 @given(SHAPES, st.booleans(), st.data())
 def test_biases_of_any_positions(name, batch, wide, data):
     TRIED["biases"] += 1
@@ -219,7 +219,7 @@ def test_biases_of_any_positions(name, batch, wide, data):
 # Tables, attention, segments
 
 
-@profile(24, default=8)
+@profile(8)
 @given(SHAPES, st.sampled_from(INTEGERS), st.sampled_from(["error", "zeros", "nan"]), st.booleans(), st.data())
 def test_learned_gives_its_row_or_none(shape, dtype, rule, wide, data):
     TRIED["learned"] += 1
@@ -247,7 +247,7 @@ SINKS = st.sampled_from([None, None, (0.5, -1.0), (-INF, 3.0), (100.0, -100.0)])
 
 
 @pytest.mark.parametrize("bias", [None, "alibi", slow("kerple_log"), "t5"])
-@profile(10, default=3)
+@profile(3)
 @given(
     *(SHAPES, st.booleans(), st.booleans(), st.booleans(), st.sampled_from([None, 0.5, -2.0])),
     *(st.sampled_from([1, 2, 512]), WINDOWS, st.sampled_from([None, 1.5]), SINKS, st.data()),
@@ -285,7 +285,7 @@ def test_attention_and_its_derivatives_at_any_positions(
         assert_within(mine, true, 2 * bound, against=f"∂/∂{name} by the dense float64 formula")
 
 
-@profile(30, default=10)
+@profile(10)
 @given(
     st.lists(st.sampled_from([0, 0, 0, 1, -(2**31), 2**31 - 1]), min_size=1, max_size=12).map(
         lambda x: [*x, *[0] * 12][:12]

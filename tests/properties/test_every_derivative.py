@@ -13,7 +13,7 @@ from jax import lax
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.functions import FUNCTIONS
-from helpers.tiers import slow
+from helpers.slow import slow
 
 SMOOTH = {name: row for name, row in FUNCTIONS.items() if row.formula and row.floats}
 # By default each kind of rule; inside other transformations, of these alone.

@@ -20,7 +20,7 @@ from devices.aot import Compiled
 from helpers import pages
 from helpers.closeness import assert_within
 from helpers.functions import FUNCTIONS, SHARED, WHOLE, WRAPPED, table
-from helpers.tiers import slow
+from helpers.slow import slow
 
 pytestmark = pytest.mark.usefixtures("on_cpu", "compiled_anew")
 MESH = {"b": "data", "s": "sequence", "h": "heads", "f": "heads"}

@@ -23,7 +23,7 @@ from devices.aot import Compiled
 from helpers.biases import BIASES
 from helpers.closeness import assert_within
 from helpers.hopper import interpreted
-from helpers.tiers import slow
+from helpers.slow import slow
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ring_attention.py"

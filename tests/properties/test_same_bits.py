@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
 from helpers.functions import FUNCTIONS
-from helpers.tiers import slow
+from helpers.slow import slow
 from posenc_jax._numerics import sines
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")

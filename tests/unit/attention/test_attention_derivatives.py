@@ -13,7 +13,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.attention import AT, BATCH, FORMULA, KV_HEADS, QUERIES, THERE, along, attend, check, drawn, exact
-from helpers.tiers import slow
+from helpers.slow import slow
 from oracles.attention import dense
 
 SEGMENTS = np.int32([[0] * 4 + [1] * 3, [5] * 7]), np.int32([[0] * 5 + [1] * 3, [5] * 6 + [2] * 2])

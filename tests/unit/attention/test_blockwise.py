@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.tiers import slow
+from helpers.slow import slow
 
 
 def loss(q, k, v, table, sinks, scale):

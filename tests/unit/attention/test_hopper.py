@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers.tiers import slow
+from helpers.slow import slow
 from oracles.attention import may_see
 from posenc_jax._attention.hopper import attend as hopper
 from posenc_jax._attention.hopper import blocks, scores

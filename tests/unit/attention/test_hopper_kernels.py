@@ -19,7 +19,7 @@ import pytest
 import posenc_jax as pe
 from helpers.attention import along
 from helpers.closeness import assert_within
-from helpers.tiers import slow
+from helpers.slow import slow
 from oracles import biases as oracle
 from oracles.attention import dense, may_see
 

@@ -16,7 +16,7 @@ import pytest
 import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.differences import assert_derivatives
-from helpers.tiers import slow
+from helpers.slow import slow
 from oracles import recorded
 from oracles.tables import cubic, linear
 

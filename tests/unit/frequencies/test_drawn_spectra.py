@@ -45,7 +45,7 @@ def spectra(draw):
     return f.with_attention_factor(amplitude), omegas, axes, amplitude
 
 
-@profile(24, default=8)
+@profile(8)
 @given(spectra(), st.sampled_from(["half", "interleaved"]), st.sampled_from(FLOATS), st.data())
 def test_encodings_of_any_spectrum(spectrum, layout, dtype, data):
     TRIED["spectra"] += 1
