@@ -197,6 +197,7 @@ F = pe.geometric(12)
         (lambda: pe.Frequencies((1, 2), 4, (0,)), ValueError, "Frequencies: axes must hold 2 coordinates"),
         (lambda: pe.Frequencies((1, 2), 4, (0, -1)), ValueError, "Frequencies: axes must hold 2 coordinates"),
         (lambda: F.with_attention_factor(1e39), ValueError, "Frequencies.with_attention_factor: attention_factor must"),
+        (lambda: F.with_precision("float16"), ValueError, "Frequencies: precision must be one of"),
         (lambda: F.with_angular([1.0]), ValueError, "Frequencies.with_angular: angular must hold 6 numbers"),
         (lambda: F.with_angular(3.0), TypeError, "Frequencies.with_angular: angular must be a"),
         (lambda: F.with_angular([1e10] * 6), ValueError, "Frequencies.with_angular: angular must keep every pair"),

@@ -156,6 +156,7 @@ LIMIT = "must keep every pair below 2²⁸ cycles"
         ("yarn", {"beta_slow": 0}, ValueError, "beta_slow must be positive"),
         ("yarn", {"beta_fast": 1, "beta_slow": 2}, ValueError, "beta_fast must be at least beta_slow = 2.0, got 1.0"),
         ("yarn", {"attention_factor": 1e39}, ValueError, "attention_factor must fit into float32"),
+        ("yarn", {"truncate": 1}, TypeError, "truncate must be True or False"),
         ("longrope", {"short_factor": 2.0}, TypeError, "short_factor must be a sequence of numbers"),
         ("longrope", {"short_factor": [-1, 1]}, ValueError, "short_factor[0] must be positive"),
         ("longrope", {"short_factor": [1e-10, 1]}, ValueError, f"short_factor {LIMIT}"),
