@@ -43,9 +43,9 @@ class Announcer:
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there
 def pytest_configure(config):
+    config.pluginmanager.register(Programs(Path(COMPILED)).listen())
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
-        config.pluginmanager.register(Programs(Path(COMPILED)))
 
 
 def pytest_collection_finish():

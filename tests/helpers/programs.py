@@ -1,12 +1,13 @@
-"""How many programs the tests compile: a plugin of pytest that fails where they are more than `tests/budget.toml` allows.
+"""How many programs the tests compile, and for how long: a plugin of pytest that counts them by file.
 
 A run that starts with an empty cache leaves one entry for each distinct program, whatever the machine and the number of
-workers.
+workers. That number has a budget, `tests/budget.toml`; seconds are printed and have none.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import jax
 import pytest
 
 BUDGET = Path(__file__).parents[1] / "budget.toml"
-COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of jax.monitoring
+COMPILED, FOUND = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_hits"
+CACHED = "/jax/compilation_cache/compile_requests_use_cache"
 
 
 def budget(version: tuple[int, ...] = jax.__version_info__) -> int:
@@ -25,26 +27,75 @@ def budget(version: tuple[int, ...] = jax.__version_info__) -> int:
 
 
 class Programs:
-    """Counts the entries of the cache, where pytest has a terminal."""
+    """Counts in each process, and reports in the one that has a terminal."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.line = folder, ""
+        self.folder, self.file, self.found, self.cached = folder, "", False, False
         self.before = self.entries()
+        self.whole = False
+        self.programs, self.seconds, self.uncached = Counter[str](), Counter[str](), 0
+
+    def listen(self) -> Programs:
+        """Counts from now on."""
+        jax.monitoring.register_event_listener(self.on_event)
+        jax.monitoring.register_event_duration_secs_listener(self.on_duration)
+        return self
 
     def entries(self) -> int:
         return len(list(self.folder.glob("*-cache")))
 
-    @pytest.hookimpl(trylast=True)  # after the workers have ended
+    def on_event(self, event: str, **_: Any) -> None:
+        self.found |= event == FOUND
+        self.cached |= event == CACHED
+
+    def on_duration(self, event: str, seconds: float, **_: Any) -> None:
+        if event != COMPILED:
+            return
+        if not self.found:
+            self.programs[self.file] += 1
+            self.seconds[self.file] += seconds
+            self.uncached += not self.cached
+        self.found = self.cached = False
+
+    # In a worker, or where there are none
+
+    def pytest_collectstart(self, collector: pytest.Collector) -> None:
+        self.file = collector.nodeid.split("::")[0]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.file = nodeid.split("::")[0]
+
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        options, compiled = session.config.option, self.entries() - self.before
-        self.line = f"{compiled} programs compiled"
-        whole = options.markexpr == "not slow" and not options.keyword
-        if self.before:
-            self.line += f", beside {self.before} that earlier runs left in {self.folder}"
-        elif whole and session.config.args == session.config.getini("testpaths"):
-            self.line += f", of a budget of {budget()} (tests/budget.toml)"
-            if compiled > budget():
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        config = session.config
+        if hasattr(config, "workeroutput"):
+            config.workeroutput["programs"] = dict(self.programs), dict(self.seconds), self.uncached
+            return
+        default = config.option.markexpr == "not slow" and not config.option.keyword
+        self.whole = default and not self.before and config.args == [*config.getini("testpaths")]
+        if self.whole and self.total() > budget():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    # Where there is a terminal
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        programs, seconds, uncached = getattr(node, "workeroutput", {}).get("programs", ({}, {}, 0))
+        self.programs.update(programs)
+        self.seconds.update(seconds)
+        self.uncached += uncached
+
+    def total(self) -> int:
+        return self.entries() - self.before + self.uncached
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        terminalreporter.write_line(self.line)
+        seconds = sum(self.seconds.values())
+        line = f"{self.total()} programs compiled in {seconds:.0f} CPU seconds"
+        if self.whole:
+            line += f", of a budget of {budget()} (tests/budget.toml)"
+        elif self.before:
+            line += f", beside {self.before} that earlier runs left in {self.folder}"
+        terminalreporter.section("programs compiled, and seconds, of the ten dearest files")
+        for file, cost in self.seconds.most_common(10):
+            terminalreporter.write_line(f"{self.programs[file]:5} {cost:6.0f} s  {file or 'before any test'}")
+        terminalreporter.write_line(line)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("compiled_anew")
 RNG = np.random.default_rng(0)
 EXACT = {name: row for name, row in FUNCTIONS.items() if row.exact and str(row.result).strip("('")[:2] == "bs"}
 # By default each kind of function that the others share
-FEW = "sinusoidal, array", "add_sinusoidal", "rotary", "rotary, by heads", "xpos", "prope", "pope", "t5"
+FEW = "sinusoidal, array", "rotary", "rotary, by heads", "xpos", "prope", "pope", "t5"
 
 
 def along(axis, axes):
@@ -113,7 +113,7 @@ def checkpointed(row):
     return jax.jit(jax.value_and_grad(lambda *arrays: loss(*arrays), floats[:1], has_aux=True))(*row.arrays)[0][1]
 
 
-PROGRAMS = [op_by_op, mapped, decoded, prefixes, on_shards, exported, in_a_larger_program, checkpointed]
+PROGRAMS = [op_by_op, mapped, decoded, prefixes, on_shards, exported, slow(in_a_larger_program), slow(checkpointed)]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
