@@ -44,6 +44,11 @@ def of_page(page, name, **names):
 recipe = functools.partial(of_page, "docs/recipes.md")
 
 
+def compiled(function, *arguments, **settings):
+    """What a function returns, by one program."""
+    return jax.device_get(jax.jit(lambda: function(*arguments, **settings))())
+
+
 def rotate(x, positions=None):
     """The recipes' short name, of another spectrum."""
     return pe.rotary(x, positions, SPECTRUM, head_axis=-2)
@@ -116,24 +121,24 @@ def test_what_replaces_a_line(here, replaced):
 
 
 def test_tables_of_big_vision_and_moco_v3():
-    assert_within(recipe("sincos2d")(4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
+    assert_within(compiled(recipe("sincos2d"), 4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
     phases = np.mgrid[:4, :4].reshape(2, 16, 1) * omega(32, 1e4)  # its "w" is the row
     want = np.hstack([wave(phase) for phase in phases for wave in (np.sin, np.cos)])
-    assert_within(recipe("moco_v3")(4, 64), want, 1e-6)
+    assert_within(compiled(recipe("moco_v3"), 4, 64), want, 1e-6)
 
 
 def test_relative_keys_beyond_their_table():
     offsets = float32s(5, WIDTH)
     clipped = offsets[np.clip(COUNTED - COUNTED[:, None], -2, 2) + 2]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, clipped) * WIDTH**-0.5).y
-    assert_within(recipe("relative_keys")(Q, K, V, offsets), want, 5e-6)
+    assert_within(compiled(recipe("relative_keys"), Q, K, V, offsets), want, 5e-6)
 
 
 def test_attention_of_a_conformer():
     projection, (u, w) = float32s(WIDTH, HEADS * WIDTH), float32s(2, HEADS, WIDTH)
     waves = (sinusoids(COUNTED[:, None] - COUNTED) @ projection).reshape(SEQ, SEQ, HEADS, WIDTH)
     want = attention.dense(Q + u, K, V, np.einsum("bihd,ijhd->bhij", Q + w, waves) * WIDTH**-0.5).y
-    assert_within(recipe("conformer")(Q, K, V, projection, u, w), want, 5e-6)
+    assert_within(compiled(recipe("conformer"), Q, K, V, projection, u, w), want, 5e-6)
 
 
 def test_attention_of_sam_over_three_rows_of_four_patches():
@@ -141,7 +146,7 @@ def test_attention_of_sam_over_three_rows_of_four_patches():
     row, column = divmod(COUNTED, 4)
     both = of_rows[row[:, None] - row + 2] + of_columns[column[:, None] - column + 3]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, both)).y
-    assert_within(recipe("sam_attention")(Q, K, V, of_rows, of_columns), want, 5e-6)
+    assert_within(compiled(recipe("sam_attention"), Q, K, V, of_rows, of_columns), want, 5e-6)
 
 
 def test_forgetting_attention():
@@ -150,7 +155,7 @@ def test_forgetting_attention():
     between = (i >= COUNTED) & (COUNTED > j)  # [i, j, k]: gate k stands after key j, up to query i
     bias = np.einsum("bkh,ijk->bhij", -np.log1p(np.exp(-np.float64(logits))), between)
     forgetting = recipe("forgetting", of_gates=recipe("of_gates"))
-    assert_within(forgetting(Q, K, V, logits), causal(Q, K, V, bias=bias), 5e-6)
+    assert_within(compiled(forgetting, Q, K, V, logits), causal(Q, K, V, bias=bias), 5e-6)
 
 
 def test_attention_in_plain_jax():
@@ -179,13 +184,14 @@ def test_a_paged_cache_of_rows_at_different_positions():
         at = np.array([n, max(n - 1, 0)])  # the second row is a token behind
         token = (x[rows, at][:, None] for x in (Q, K, V))
         cache, out = step(cache, np.array([[5, 0, 3], [2, 4, 1]]), *token, at)
-        assert_within(out[:, 0], WHOLE[rows, at], 3e-6, against=f"float64, token {n}")
+        assert_within(np.asarray(out)[:, 0], WHOLE[rows, at], 3e-6, against=f"float64, token {n}")
 
 
 def test_decoding_with_m_rope():
     image = [[1, r, c] for r in (1, 2) for c in (1, 2, 3, 4)]
     coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve slots
-    extend, caches = recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1))), jnp.zeros((2, BATCH, 16, HEADS, WIDTH))
+    extend = jax.jit(recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1))))
+    caches = np.zeros((2, BATCH, 16, HEADS, WIDTH), np.float32)
     angles = coordinates[:, None, [0, 1, 1, 2]] * omega(WIDTH, BASE)
     want = causal(*(rotations.rotate_by(x, angles, "half") for x in (Q, K)), V)
     for slots in (COUNTED[:11], COUNTED[11:]):
@@ -220,17 +226,21 @@ def recorded_case(file, key, name):
 def test_fope(name):
     case = recorded_case("authors", "name", name)
     f, x = pe.geometric(16, case["base"]), np.float32(np.moveaxis(case["x"], 1, 2))  # batch, seq, heads, head_dim
-    waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
-    mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
-    group = np.stack([x, x], 3)  # two query heads for each key head
-    got = pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
+
+    def rotated(group):
+        waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
+        mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
+        return pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
+
+    got = compiled(rotated, np.stack([x, x], 3))  # two query heads for each key head
     assert_within(got[:, :, :, 1], np.moveaxis(case["rotated"], 1, 2), 3e-6)
 
 
 def test_selective_rope():
     case, own = recorded_case("authors", "name", "Selective RoPE"), types.SimpleNamespace(**vars(pe))
     own.geometric = lambda *_: pe.geometric(8, 100.0)  # in place of the page's
-    got = recipe("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
+    selective = recipe("selective(", pe=own)
+    got = compiled(selective, *(np.float32(case[name]) for name in ("query", "key", "phases")))
     for x, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(x, case[name], 5e-6)
 
@@ -248,13 +258,17 @@ def test_turns_of_models_that_do_not_rotate():
     page = pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
     ernie, vjepa, hunyuan = (recorded_case("turns", "model", name) for name in ("ernie_image", "vjepa2", "hunyuan_vl"))
     f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
-    got = page["ernie_image"](np.float32(ernie["x"]), ernie["positions"], f)
+    got = compiled(page["ernie_image"], np.float32(ernie["x"]), ernie["positions"], f)
     assert_within(got, ernie["turned"], 2e-6)
-    x, places = np.float32(vjepa["x"]), vjepa["positions"]  # six features of each coordinate, and some that rest
-    parts = [page["v_jepa_2"](x[:, 6 * i : 6 * i + 6], places[:, i]) for i in range(3)]
+    v_jepa_2, x, places = (
+        jax.jit(page["v_jepa_2"]),
+        np.float32(vjepa["x"]),
+        vjepa["positions"],
+    )  # six features of each coordinate, and some that rest
+    parts = [v_jepa_2(x[:, 6 * i : 6 * i + 6], places[:, i]) for i in range(3)]
     assert_within(np.concatenate([*parts, x[:, 18:]], axis=-1), vjepa["turned"], 2e-6)
     sections = hunyuan["sections"].tolist()
-    got = page["hunyuan_vl"](np.float32(hunyuan["x"]), hunyuan["positions"], pe.geometric(16), sections)
+    got = compiled(page["hunyuan_vl"], np.float32(hunyuan["x"]), hunyuan["positions"], pe.geometric(16), sections)
     assert_within(got, hunyuan["turned"], 2e-6)
 
 
@@ -267,14 +281,14 @@ PLAN = hf.RotaryPlan((hf.RotaryLayer(SPECTRUM, head_dim=WIDTH),) * 2, layout="ha
 def test_attention_by_a_plan_that_scales_its_scores(page):
     places = PLACES[0]
     if page == "README.md":
-        got = of_page(page, "attention", plan=PLAN)(Q, K, V, 1, places)
+        got = compiled(of_page(page, "attention", plan=PLAN), Q, K, V, 1, places)
     else:
-        got = of_page(page, "attend")(PLAN, 1, Q, K, V, places)
+        got = compiled(of_page(page, "attend"), PLAN, 1, Q, K, V, places)
     assert_within(got, causal(rotated(Q, places), rotated(K, places), V, scale=1.5 * WIDTH**-0.5), 5e-6)
 
 
 def test_positions_of_eva_02_are_scaled_to_the_grid_of_training():
-    got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
+    got = compiled(of_page("docs/huggingface.md", "eva_positions"), (3, 8), (6, 4))
     assert_within(got, np.array([[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]), 0)
 
 
@@ -289,7 +303,8 @@ def test_self_extend():
 
 
 def test_decoding_of_readme():
-    decode, caches = of_page("README.md", "decode", spectrum=SPECTRUM), jnp.zeros((2, BATCH, SEQ, HEADS, WIDTH))
+    decode = jax.jit(of_page("README.md", "decode", spectrum=SPECTRUM))
+    caches = np.zeros((2, BATCH, SEQ, HEADS, WIDTH), np.float32)
     for p in range(3):
         out, *caches = decode(*(x[:, p : p + 1] for x in (Q, K, V)), *caches, p)
-        assert_within(out[:, 0], WHOLE[:, p], 3e-6)
+        assert_within(np.asarray(out)[:, 0], WHOLE[:, p], 3e-6)
