@@ -36,17 +36,16 @@ def as_a_user_runs_them():
         yield
 
 
+def compiled(function):
+    return lambda *arguments: jax.jit(lambda: function(*arguments))()
+
+
 def of_page(page, name, **names):
     """A function of a page; `names` is what it finds around it."""
-    return pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]]
+    return compiled(pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]])
 
 
 recipe = functools.partial(of_page, "docs/recipes.md")
-
-
-def compiled(function, *arguments, **settings):
-    """What a function returns, by one program."""
-    return jax.device_get(jax.jit(lambda: function(*arguments, **settings))())
 
 
 def rotate(x, positions=None):
@@ -121,24 +120,24 @@ def test_what_replaces_a_line(here, replaced):
 
 
 def test_tables_of_big_vision_and_moco_v3():
-    assert_within(compiled(recipe("sincos2d"), 4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
+    assert_within(recipe("sincos2d")(4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
     phases = np.mgrid[:4, :4].reshape(2, 16, 1) * omega(32, 1e4)  # its "w" is the row
     want = np.hstack([wave(phase) for phase in phases for wave in (np.sin, np.cos)])
-    assert_within(compiled(recipe("moco_v3"), 4, 64), want, 1e-6)
+    assert_within(recipe("moco_v3")(4, 64), want, 1e-6)
 
 
 def test_relative_keys_beyond_their_table():
     offsets = float32s(5, WIDTH)
     clipped = offsets[np.clip(COUNTED - COUNTED[:, None], -2, 2) + 2]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, clipped) * WIDTH**-0.5).y
-    assert_within(compiled(recipe("relative_keys"), Q, K, V, offsets), want, 5e-6)
+    assert_within(recipe("relative_keys")(Q, K, V, offsets), want, 5e-6)
 
 
 def test_attention_of_a_conformer():
     projection, (u, w) = float32s(WIDTH, HEADS * WIDTH), float32s(2, HEADS, WIDTH)
     waves = (sinusoids(COUNTED[:, None] - COUNTED) @ projection).reshape(SEQ, SEQ, HEADS, WIDTH)
     want = attention.dense(Q + u, K, V, np.einsum("bihd,ijhd->bhij", Q + w, waves) * WIDTH**-0.5).y
-    assert_within(compiled(recipe("conformer"), Q, K, V, projection, u, w), want, 5e-6)
+    assert_within(recipe("conformer")(Q, K, V, projection, u, w), want, 5e-6)
 
 
 def test_attention_of_sam_over_three_rows_of_four_patches():
@@ -146,7 +145,7 @@ def test_attention_of_sam_over_three_rows_of_four_patches():
     row, column = divmod(COUNTED, 4)
     both = of_rows[row[:, None] - row + 2] + of_columns[column[:, None] - column + 3]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, both)).y
-    assert_within(compiled(recipe("sam_attention"), Q, K, V, of_rows, of_columns), want, 5e-6)
+    assert_within(recipe("sam_attention")(Q, K, V, of_rows, of_columns), want, 5e-6)
 
 
 def test_forgetting_attention():
@@ -155,7 +154,7 @@ def test_forgetting_attention():
     between = (i >= COUNTED) & (COUNTED > j)  # [i, j, k]: gate k stands after key j, up to query i
     bias = np.einsum("bkh,ijk->bhij", -np.log1p(np.exp(-np.float64(logits))), between)
     forgetting = recipe("forgetting", of_gates=recipe("of_gates"))
-    assert_within(compiled(forgetting, Q, K, V, logits), causal(Q, K, V, bias=bias), 5e-6)
+    assert_within(forgetting(Q, K, V, logits), causal(Q, K, V, bias=bias), 5e-6)
 
 
 def test_attention_in_plain_jax():
@@ -232,15 +231,14 @@ def test_fope(name):
         mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
         return pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
 
-    got = compiled(rotated, np.stack([x, x], 3))  # two query heads for each key head
-    assert_within(got[:, :, :, 1], np.moveaxis(case["rotated"], 1, 2), 3e-6)
+    got = compiled(rotated)(np.stack([x, x], 3))  # two query heads for each key head
+    assert_within(np.asarray(got)[:, :, :, 1], np.moveaxis(case["rotated"], 1, 2), 3e-6)
 
 
 def test_selective_rope():
     case, own = recorded_case("authors", "name", "Selective RoPE"), types.SimpleNamespace(**vars(pe))
     own.geometric = lambda *_: pe.geometric(8, 100.0)  # in place of the page's
-    selective = recipe("selective(", pe=own)
-    got = compiled(selective, *(np.float32(case[name]) for name in ("query", "key", "phases")))
+    got = recipe("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
     for x, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(x, case[name], 5e-6)
 
@@ -258,7 +256,7 @@ def test_turns_of_models_that_do_not_rotate():
     page = pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
     ernie, vjepa, hunyuan = (recorded_case("turns", "model", name) for name in ("ernie_image", "vjepa2", "hunyuan_vl"))
     f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
-    got = compiled(page["ernie_image"], np.float32(ernie["x"]), ernie["positions"], f)
+    got = compiled(page["ernie_image"])(np.float32(ernie["x"]), ernie["positions"], f)
     assert_within(got, ernie["turned"], 2e-6)
     v_jepa_2, x, places = (
         jax.jit(page["v_jepa_2"]),
@@ -268,7 +266,7 @@ def test_turns_of_models_that_do_not_rotate():
     parts = [v_jepa_2(x[:, 6 * i : 6 * i + 6], places[:, i]) for i in range(3)]
     assert_within(np.concatenate([*parts, x[:, 18:]], axis=-1), vjepa["turned"], 2e-6)
     sections = hunyuan["sections"].tolist()
-    got = compiled(page["hunyuan_vl"], np.float32(hunyuan["x"]), hunyuan["positions"], pe.geometric(16), sections)
+    got = compiled(page["hunyuan_vl"])(np.float32(hunyuan["x"]), hunyuan["positions"], pe.geometric(16), sections)
     assert_within(got, hunyuan["turned"], 2e-6)
 
 
@@ -281,14 +279,14 @@ PLAN = hf.RotaryPlan((hf.RotaryLayer(SPECTRUM, head_dim=WIDTH),) * 2, layout="ha
 def test_attention_by_a_plan_that_scales_its_scores(page):
     places = PLACES[0]
     if page == "README.md":
-        got = compiled(of_page(page, "attention", plan=PLAN), Q, K, V, 1, places)
+        got = of_page(page, "attention", plan=PLAN)(Q, K, V, 1, places)
     else:
-        got = compiled(of_page(page, "attend"), PLAN, 1, Q, K, V, places)
+        got = of_page(page, "attend")(PLAN, 1, Q, K, V, places)
     assert_within(got, causal(rotated(Q, places), rotated(K, places), V, scale=1.5 * WIDTH**-0.5), 5e-6)
 
 
 def test_positions_of_eva_02_are_scaled_to_the_grid_of_training():
-    got = compiled(of_page("docs/huggingface.md", "eva_positions"), (3, 8), (6, 4))
+    got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
     assert_within(got, np.array([[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]), 0)
 
 
