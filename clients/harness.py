@@ -132,7 +132,7 @@ def sharded(trial: Trial) -> Any:
     """The program with the batch split over all devices."""
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("data",))
     put = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
-    tile = lambda x: jnp.concatenate([x] * -(-DEVICES // x.shape[0]))[:DEVICES]  # noqa: E731
+    tile = lambda x: np.concatenate([x] * -(-DEVICES // x.shape[0]))[:DEVICES]  # noqa: E731
     inputs = jax.tree.map(lambda x: put(P("data"))(tile(x)), trial.inputs)
     params = jax.tree.map(put(P()), trial.params)
     program = _program(trial, params, inputs)

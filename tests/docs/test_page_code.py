@@ -36,9 +36,13 @@ def as_a_user_runs_them():
         yield
 
 
+def compiled(function):
+    return lambda *arguments: jax.jit(lambda: function(*arguments))()
+
+
 def of_page(page, name, **names):
     """A function of a page; `names` is what it finds around it."""
-    return pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]]
+    return compiled(pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]])
 
 
 recipe = functools.partial(of_page, "docs/recipes.md")
@@ -179,13 +183,14 @@ def test_a_paged_cache_of_rows_at_different_positions():
         at = np.array([n, max(n - 1, 0)])  # the second row is a token behind
         token = (x[rows, at][:, None] for x in (Q, K, V))
         cache, out = step(cache, np.array([[5, 0, 3], [2, 4, 1]]), *token, at)
-        assert_within(out[:, 0], WHOLE[rows, at], 3e-6, against=f"float64, token {n}")
+        assert_within(np.asarray(out)[:, 0], WHOLE[rows, at], 3e-6, against=f"float64, token {n}")
 
 
 def test_decoding_with_m_rope():
     image = [[1, r, c] for r in (1, 2) for c in (1, 2, 3, 4)]
     coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve slots
-    extend, caches = recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1))), jnp.zeros((2, BATCH, 16, HEADS, WIDTH))
+    extend = jax.jit(recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1))))
+    caches = np.zeros((2, BATCH, 16, HEADS, WIDTH), np.float32)
     angles = coordinates[:, None, [0, 1, 1, 2]] * omega(WIDTH, BASE)
     want = causal(*(rotations.rotate_by(x, angles, "half") for x in (Q, K)), V)
     for slots in (COUNTED[:11], COUNTED[11:]):
@@ -220,11 +225,14 @@ def recorded_case(file, key, name):
 def test_fope(name):
     case = recorded_case("authors", "name", name)
     f, x = pe.geometric(16, case["base"]), np.float32(np.moveaxis(case["x"], 1, 2))  # batch, seq, heads, head_dim
-    waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
-    mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
-    group = np.stack([x, x], 3)  # two query heads for each key head
-    got = pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
-    assert_within(got[:, :, :, 1], np.moveaxis(case["rotated"], 1, 2), 3e-6)
+
+    def rotated(group):
+        waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
+        mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
+        return pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
+
+    got = compiled(rotated)(np.stack([x, x], 3))  # two query heads for each key head
+    assert_within(np.asarray(got)[:, :, :, 1], np.moveaxis(case["rotated"], 1, 2), 3e-6)
 
 
 def test_selective_rope():
@@ -248,13 +256,17 @@ def test_turns_of_models_that_do_not_rotate():
     page = pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
     ernie, vjepa, hunyuan = (recorded_case("turns", "model", name) for name in ("ernie_image", "vjepa2", "hunyuan_vl"))
     f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
-    got = page["ernie_image"](np.float32(ernie["x"]), ernie["positions"], f)
+    got = compiled(page["ernie_image"])(np.float32(ernie["x"]), ernie["positions"], f)
     assert_within(got, ernie["turned"], 2e-6)
-    x, places = np.float32(vjepa["x"]), vjepa["positions"]  # six features of each coordinate, and some that rest
-    parts = [page["v_jepa_2"](x[:, 6 * i : 6 * i + 6], places[:, i]) for i in range(3)]
+    v_jepa_2, x, places = (
+        jax.jit(page["v_jepa_2"]),
+        np.float32(vjepa["x"]),
+        vjepa["positions"],
+    )  # six features of each coordinate, and some that rest
+    parts = [v_jepa_2(x[:, 6 * i : 6 * i + 6], places[:, i]) for i in range(3)]
     assert_within(np.concatenate([*parts, x[:, 18:]], axis=-1), vjepa["turned"], 2e-6)
     sections = hunyuan["sections"].tolist()
-    got = page["hunyuan_vl"](np.float32(hunyuan["x"]), hunyuan["positions"], pe.geometric(16), sections)
+    got = compiled(page["hunyuan_vl"])(np.float32(hunyuan["x"]), hunyuan["positions"], pe.geometric(16), sections)
     assert_within(got, hunyuan["turned"], 2e-6)
 
 
@@ -289,7 +301,8 @@ def test_self_extend():
 
 
 def test_decoding_of_readme():
-    decode, caches = of_page("README.md", "decode", spectrum=SPECTRUM), jnp.zeros((2, BATCH, SEQ, HEADS, WIDTH))
+    decode = jax.jit(of_page("README.md", "decode", spectrum=SPECTRUM))
+    caches = np.zeros((2, BATCH, SEQ, HEADS, WIDTH), np.float32)
     for p in range(3):
         out, *caches = decode(*(x[:, p : p + 1] for x in (Q, K, V)), *caches, p)
-        assert_within(out[:, 0], WHOLE[:, p], 3e-6)
+        assert_within(np.asarray(out)[:, 0], WHOLE[:, p], 3e-6)

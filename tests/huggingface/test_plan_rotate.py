@@ -64,14 +64,18 @@ def rotate(layer, role="query", plan=MIXED, x=X, positions=AT, parameters=ARRAYS
 def test_each_layer_is_its_formula(plan, role):
     """With the same bits where the layer is traced; one that is not there is NaN."""
     of_layer, count = functools.partial(rotate, role=role, plan=plan), len(plan.layers)
-    static = jax.jit(lambda x, a: [of_layer(i, x=x, parameters=a) for i in range(count)])(X, ARRAYS)
-    traced = jax.jit(lambda layers, x, a: jax.lax.map(lambda i: of_layer(i, x=x, parameters=a), layers))
-    none, *by_index, beyond = traced(np.arange(-1, count + 1), X, ARRAYS)
+
+    @jax.jit
+    def both(layers, x, a):
+        static = [of_layer(i, x=x, parameters=a) for i in range(count)]
+        return static, jax.lax.map(lambda i: of_layer(i, x=x, parameters=a), layers)
+
+    static, (none, *by_index, beyond) = jax.device_get(both(np.arange(-1, count + 1), X, ARRAYS))
     assert np.isnan(none).all() and np.isnan(beyond).all()
     for layer, y in enumerate(static):
         want, learned = formula(layer, role, plan), plan.layers[layer].learned_log_factor
         where = NEAR if learned else np.ones_like(NEAR)
-        np.testing.assert_allclose(np.asarray(y)[where], want[where], rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
+        np.testing.assert_allclose(y[where], want[where], rtol=1e-6, atol=1e-6, err_msg=f"layer {layer}")
         assert np.array_equal(y, X) or not np.array_equal(want, X)  # bit for bit
         np.testing.assert_array_equal(by_index[layer], y, f"layer {layer}")
 
@@ -94,10 +98,11 @@ def test_the_error_of_a_phase_is_that_of_a_small_correction():
 
 def test_16_bits_are_rounded_once():
     x = X.astype(jnp.bfloat16)
-    for layer in (4, LEARNED):
-        narrow, wide = rotate(layer, x=x), rotate(layer, x=x.astype(np.float32))
-        assert narrow.dtype == x.dtype
-        np.testing.assert_array_equal(narrow, wide.astype(x.dtype))
+    both = jax.jit(lambda x: {layer: rotate(layer, x=x) for layer in (4, LEARNED)})
+    narrow, wide = jax.device_get((both(x), both(x.astype(np.float32))))
+    for layer, y in narrow.items():
+        assert y.dtype == x.dtype
+        np.testing.assert_array_equal(y, wide[layer].astype(x.dtype), f"layer {layer}")
 
 
 def test_derivatives():
@@ -121,9 +126,10 @@ def test_derivatives():
 def test_heads_stand_anywhere():
     """Two axes of heads have a parameter for each head."""
     rotated = functools.partial(MIXED.rotate, layer=LEARNED, positions=AT, role="query", scaled=True, parameters=ARRAYS)
-    grouped = rotated(X.reshape(2, 5, 2, 2, 8), head_axis=(-3, -2)).reshape(X.shape)
-    swapped = rotated(X.swapaxes(1, 2), head_axis=-3).swapaxes(1, 2)
-    np.testing.assert_allclose([grouped, swapped], [rotate(LEARNED)] * 2, rtol=1e-6, atol=1e-6)
+    forms = {-2: X, (-3, -2): X.reshape(2, 5, 2, 2, 8), -3: X.swapaxes(1, 2)}
+    want, grouped, swapped = jax.device_get(jax.jit(lambda: [rotated(x, head_axis=a) for a, x in forms.items()])())
+    got = [grouped.reshape(X.shape), swapped.swapaxes(1, 2)]
+    np.testing.assert_allclose(got, [want] * 2, rtol=1e-6, atol=1e-6)
 
 
 def test_x_may_be_the_features_that_rotate():
@@ -143,7 +149,9 @@ def test_layers_without_positions_in_a_model_of_several_coordinates():
     rotated = jax.jit(lambda x, i: [plan.rotate(x, k, p, head_axis=-2, role="query") for k in (1, i, 2)])
     *still, scaled = rotated(X, 1)
     np.testing.assert_array_equal(still, [X, X])
-    np.testing.assert_allclose(scaled, X * np.asarray(STEPS(p[:, 0]))[:, None, None], rtol=1e-6)  # by the first one
+    np.testing.assert_allclose(
+        scaled, X * query_scale(p[:, 0], 0.1, 4, 1)[:, None, None], rtol=1e-6
+    )  # by the first one
 
 
 def test_what_does_not_rotate_stays():
@@ -156,7 +164,7 @@ def test_what_does_not_rotate_stays():
 
 @pytest.mark.parametrize("layer", [1, 4, LEARNED])
 def test_moving_keys_applies_no_amplitude_again(layer):
-    keys, there = rotate(layer, "key", positions=SMALL), rotate(layer, "key", positions=SMALL + 7)
+    keys, there = (np.float32(formula(layer, "key", positions=SMALL + by)) for by in (0, 7))
     shift = functools.partial(MIXED.shift_keys, offset=7, head_axis=-2, parameters=ARRAYS)
     for moved in (shift(keys, layer), jax.jit(shift)(keys, layer)):
         np.testing.assert_allclose(moved, there, atol=1e-6)

@@ -5,6 +5,7 @@ import re
 import types
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -38,8 +39,9 @@ theirs.rope = textbook
 
 def tried(*replacement):
     """What is found of a layer that rotates by `theirs.rope`, with another function in its place."""
-    call, params, x = harness.layer(lambda x, p: theirs.rope(x, p), head_dim=8, length=8)
-    p = jnp.tile(jnp.arange(8), (2, 1))
+    call, *drawn = harness.layer(lambda x, p: theirs.rope(x, p), head_dim=8, length=8)
+    params, x = jax.device_get(drawn)
+    p = np.tile(np.arange(8, dtype=np.int32), (2, 1))
     trial = harness.Trial("textbook", call, params, (x, p), (x, p + 1_000_000))
     return harness.run(trial, [harness.Replaced(theirs, "rope", *replacement)], compiles=1)
 

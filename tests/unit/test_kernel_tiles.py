@@ -8,6 +8,7 @@ tests/devices/compile/test_own_kernels.py compiles the same for TPUs and for an 
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +45,17 @@ def same_bits(got, want):
     np.testing.assert_array_equal(*(x.view(f"u{x.dtype.itemsize}") for x in (got, want)))
 
 
-def cos_sin(positions, constants, interpret=True):
+def cos_sin(positions, frequencies, interpret=True):
     def kernel(positions, constants, cosine, sine):
         cosine[...], sine[...] = kernels.cos_sin(positions[...], constants[...])
 
-    shape = positions.shape[0], constants.shape[1]
-    return call(kernel, [(shape, jnp.float32)] * 2, positions, constants, interpret=interpret)
+    @jax.jit
+    def waves(positions):
+        constants = kernels.phase_constants(frequencies)
+        shape = positions.shape[0], constants.shape[1]
+        return call(kernel, [(shape, jnp.float32)] * 2, positions, constants, interpret=interpret)
+
+    return waves(positions)
 
 
 def rotate(x, positions, frequencies, layout):
@@ -59,8 +65,8 @@ def rotate(x, positions, frequencies, layout):
         cosine, sine = kernels.cos_sin(positions[...], constants[...])
         out[...] = kernels.rotate(x[...], cosine[:, None], sine[:, None], layout)
 
-    constants = kernels.phase_constants(frequencies, layout)
-    return call(kernel, [(x.shape, x.dtype)], x, positions[:, None], constants)[0]
+    constants = functools.partial(kernels.phase_constants, frequencies, layout)
+    return jax.jit(lambda *x: call(kernel, [(x[0].shape, x[0].dtype)], *x, constants())[0])(x, positions[:, None])
 
 
 # Cosines and sines
@@ -69,12 +75,12 @@ def rotate(x, positions, frequencies, layout):
 @pytest.mark.parametrize("interpret", [True, pltpu.InterpretParams()], ids=["generic", "tpu"])
 @pytest.mark.parametrize("frequencies", [YARN, OMEGA], ids=["yarn", "array"])
 def test_cosines_and_sines_are_those_of_the_encoding(frequencies, interpret):
-    cosine, sine = cos_sin(POSITIONS[:, None], kernels.phase_constants(frequencies), interpret)
+    cosine, sine = cos_sin(POSITIONS[:, None], frequencies, interpret)
     same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(POSITIONS, frequencies, layout="half"))
 
 
 def test_cosines_and_sines_are_right():
-    got = cos_sin(POSITIONS[:, None], kernels.phase_constants(pe.geometric(64, 500_000.0)))
+    got = cos_sin(POSITIONS[:, None], pe.geometric(64, 500_000.0))
     sine, cosine = np.split(encodings.encode(POSITIONS, 64, 500_000.0, layout="half"), 2, axis=1)
     for wave, want in zip(got, (cosine, sine), strict=True):
         assert_within(wave, want, 9e-8, against="mpmath at 60 digits")
@@ -82,13 +88,16 @@ def test_cosines_and_sines_are_right():
 
 def test_each_column_may_have_a_coordinate_of_its_own():
     f, grid = pe.axial(64, 2, 100.0), np.stack([POSITIONS, POSITIONS[::-1]], 1)
-    cosine, sine = cos_sin(grid[:, f.axes], kernels.phase_constants(dataclasses.replace(f, axes=None)))
+    cosine, sine = cos_sin(grid[:, f.axes], dataclasses.replace(f, axes=None))
     same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(grid, f, layout="half"))
 
 
 def test_constants_may_be_six_tiles():
     """As Mosaic GPU, which broadcasts nothing by itself, takes them."""
-    constants, positions = np.asarray(kernels.phase_constants(4)), np.broadcast_to(POSITIONS[:8, None], (8, 2))
+    constants, positions = (
+        np.asarray(jax.jit(lambda: kernels.phase_constants(4))()),
+        np.broadcast_to(POSITIONS[:8, None], (8, 2)),
+    )
     tiles = [np.broadcast_to(row, (8, 2)) for row in constants]
     got, want = (jax.jit(kernels.cos_sin)(positions, each) for each in (tiles, constants))
     jax.tree.map(same_bits, got, want)
@@ -123,14 +132,17 @@ def test_zeros_keep_their_signs():
 
 @pytest.mark.parametrize(("frequencies", "dtype"), [(YARN, jnp.bfloat16), (OMEGA, np.float32)], ids=["yarn", "array"])
 def test_pairs_rotate_as_by_rotary(frequencies, dtype):
-    constants = kernels.phase_constants(frequencies)
-    x = RNG.normal(size=(ROWS, 2 * constants.shape[1])).astype(dtype)
+    x = RNG.normal(size=(ROWS, 64 if frequencies is YARN else 14)).astype(dtype)
     halves = np.split(x, 2, axis=1)
 
     def kernel(x1, x2, positions, constants, y1, y2):
         y1[...], y2[...] = kernels.rotate_pairs(x1[...], x2[...], *kernels.cos_sin(positions[...], constants[...]))
 
-    got = call(kernel, [(halves[0].shape, dtype)] * 2, *halves, POSITIONS[:, None], constants)
+    @jax.jit
+    def rotated(*operands):
+        return call(kernel, [(halves[0].shape, dtype)] * 2, *operands, kernels.phase_constants(frequencies))
+
+    got = rotated(*halves, POSITIONS[:, None])
     same_bits(np.concatenate(got, 1), pe.rotary(x, POSITIONS, frequencies, head_axis=None))
 
 
@@ -139,9 +151,9 @@ def test_the_derivative_of_a_rotation(layout):
     """Outside a kernel: that of w · R x is Rᵀ w."""
     x, w = RNG.normal(size=(2, 2, 4)).astype(np.float32)
     positions, pairs = np.int32([[3], [5]]), layout == "pairs"
-    waves = kernels.cos_sin(positions, kernels.phase_constants(4, None if pairs else layout))
 
     def product(x):
+        waves = kernels.cos_sin(positions, kernels.phase_constants(4, None if pairs else layout))
         y = kernels.rotate_pairs(x[:, :2], x[:, 2:], *waves) if pairs else [kernels.rotate(x, *waves, layout)]
         return jnp.vdot(w, jnp.concatenate(y, 1))
 
@@ -162,8 +174,8 @@ def bias(function, queries, keys, *parameters):
     return call(kernel, [((len(queries), len(keys)), jnp.float32)], *operands)[0]
 
 
-NEAR = np.arange(200, dtype=np.int32)
-TILES = {"edges": (POSITIONS, POSITIONS[::-1].copy()), "near": (NEAR, NEAR[::2] + 40)}
+NEAR = np.arange(ROWS, dtype=np.int32)
+TILES = {"edges": (POSITIONS, POSITIONS[::-1].copy()), "near": (3 * NEAR, 2 * NEAR + 40)}
 FUNCTIONS = {  # and the public one, the formula, the bound between both functions
     "alibi": (kernels.alibi, pe.alibi, biases.alibi, 0),
     "kerple_log": (kernels.kerple_log, pe.kerple_log, biases.kerple_log, 3e-7),
@@ -189,7 +201,7 @@ def test_parameters_of_several_heads():
 
 
 def test_the_derivative_of_kerple_and_its_end():
-    i, j, parameters = jnp.array([[10]]), jnp.array([[3]]), np.float32([0.5, 0.3])
+    i, j, parameters = np.int32([[10]]), np.int32([[3]]), np.float32([0.5, 0.3])
     got = jax.jit(jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum()))(parameters)
     np.testing.assert_allclose(got, [-np.log1p(7 * 0.3), -0.5 * 7 / (1 + 7 * 0.3)], rtol=1e-6)
     beyond_float32 = bias(kernels.kerple_log, NEAR[:1], NEAR[2:3], 1.0, 3e38)
@@ -230,4 +242,4 @@ HALF, ONE = TILE.astype(np.float16), np.float32(1)
 )
 def test_errors(name, arguments, error, match):
     with pytest.raises(error, match=f"^{name}: {match}"):
-        getattr(kernels, name)(*arguments)
+        jax.eval_shape(lambda: getattr(kernels, name)(*arguments))
