@@ -233,21 +233,36 @@ def types(tree):
 
 
 @each(ROWS)
-def test_is_the_function_in_both_stacks(row):
+def test_is_the_function_and_learns_in_both_stacks(row):
+    """Values of the row's arrays, and derivatives by all parameters, of nearer positions where the row's are far."""
     graphdef, state = nnx.split(drawn(row.of_nnx, RNG))
     same, p = row.of_linen(), nnx.to_pure_dict(state)
+    loss = lambda y: sum(jnp.sum(jnp.sin(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(y))  # noqa: E731
 
     @jax.jit
-    def compute(state, p_of_linen, arrays):
-        of_linen = same.apply({row.collection: p_of_linen}, *arrays)
-        return nnx.merge(graphdef, state)(*arrays), of_linen, row.function(p, *arrays, **row.settings)
+    def compute(state, p_of_linen, arrays, near):
+        apply = lambda p, arrays: same.apply({row.collection: p}, *arrays)  # noqa: E731
+        merged = nnx.merge(graphdef, state)
+        values = merged(*arrays), apply(p_of_linen, arrays), row.function(p, *arrays, **row.settings)
+        if row not in LEARNED:
+            return values, None
+        slopes = nnx.grad(lambda m: loss(m(*near)))(merged), jax.grad(lambda p: loss(apply(p, near)))(p_of_linen)
+        return values, (nnx.to_pure_dict(slopes[0]), slopes[1])
 
-    for got, of_linen, want in zip(*map(jax.tree.leaves, compute(state, p, row.arrays)), strict=True):
+    values, slopes = jax.device_get(compute(state, p, row.arrays, NEAR if row.arrays is FAR else row.arrays))
+    for got, of_linen, want in zip(*map(jax.tree.leaves, values), strict=True):
         assert got.dtype == of_linen.dtype == want.dtype
         np.testing.assert_array_equal(of_linen, got)
         is_exact = row.name not in ("KERPLE", "FIRE", "ContentBias")
         bound = 0 if is_exact else 2e-6 * np.abs(want) + 1e-6
         assert_within(got, want, bound, against="the function")
+    if row not in LEARNED:
+        return
+    got, want = slopes
+    assert set(got) == set(row.shapes)
+    for name in row.shapes:
+        assert np.all(np.isfinite(got[name])) and np.any(got[name]), name
+        assert_within(got[name], want[name], 1e-5 * np.abs(want[name]), against=f"Linen's derivative by {name}")
 
 
 @each(ROWS)
@@ -259,24 +274,6 @@ def test_parameters_have_the_names_shapes_and_dtypes_of_the_table(row):
         assert set(nnx.to_pure_dict(nnx.state(module, nnx.Param))) == set(want if row.collection == "params" else ())
         begun = jax.eval_shape(row.of_linen(**more).init, KEY, *row.arrays)
         assert types(begun) == ({row.collection: want} if want else {})
-
-
-@each(LEARNED)
-def test_all_parameters_learn_and_the_same_in_both_stacks(row):
-    graphdef, state = nnx.split(drawn(row.of_nnx, RNG))
-    arrays = NEAR if row.arrays is FAR else row.arrays
-
-    @jax.jit
-    def gradients(state):
-        loss = lambda y: sum(jnp.sum(jnp.sin(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(y))  # noqa: E731
-        of_linen = jax.grad(lambda p: loss(row.of_linen().apply({"params": p}, *arrays)))(nnx.to_pure_dict(state))
-        return nnx.to_pure_dict(nnx.grad(lambda m: loss(m(*arrays)))(nnx.merge(graphdef, state))), of_linen
-
-    got, want = gradients(state)
-    assert set(got) == set(row.shapes)
-    for name in row.shapes:
-        assert np.all(np.isfinite(got[name])) and np.any(got[name]), name
-        assert_within(got[name], want[name], 1e-5 * np.abs(want[name]), against=f"Linen's derivative by {name}")
 
 
 def test_equal_settings_make_equal_modules_and_others_do_not():
@@ -336,36 +333,37 @@ BEGIN = {  # settings that make many parameters, and of each the distribution of
 }
 
 
-@pytest.mark.parametrize("stack", ["nnx", "linen"])
 @pytest.mark.parametrize("name", BEGIN)
-def test_parameters_begin_as_authors_have_it(name, stack):
+def test_parameters_begin_as_authors_have_it(name):
     settings, distributions = BEGIN[name]
     row = FIRST_ROWS[name.split()[0]]
     row = row._replace(settings=row.settings | settings)
-    if stack == "nnx":
-        found = jax.jit(lambda: nnx.to_pure_dict(nnx.state(row.of_nnx())))()
-    else:
-        found = jax.jit(row.of_linen().init)(KEY, *row.arrays)[row.collection]
-    assert set(found) == set(distributions)
-    for parameter, (function, (low, high, tenths)) in distributions.items():
-        values = function(np.asarray(found[parameter], np.float64))
-        spread = tenths[-1] - tenths[0]
-        assert_within(np.quantile(values, TENTHS), tenths, 0.05 * spread + 1e-6, against=parameter)
-        if low is not None:
-            ends = [values.min(), values.max()]
-            assert_within(ends, [low, high], 8 / values.size * spread + 1e-6, against=f"the ends of {parameter}")
-    assert len({np.ravel(x)[0].item() for x in found.values()}) == len(found)  # no two are drawn by one key
+    of_nnx = lambda: nnx.to_pure_dict(nnx.state(row.of_nnx()))  # noqa: E731
+    of_linen = lambda: row.of_linen().init(KEY, *row.arrays)[row.collection]  # noqa: E731
+    for stack, found in jax.device_get(jax.jit(lambda: {"NNX": of_nnx(), "Linen": of_linen()})()).items():
+        assert set(found) == set(distributions)
+        for parameter, (function, (low, high, tenths)) in distributions.items():
+            values, told = function(np.float64(found[parameter])), f"{parameter}, {stack}"
+            spread = tenths[-1] - tenths[0]
+            assert_within(np.quantile(values, TENTHS), tenths, 0.05 * spread + 1e-6, against=told)
+            if low is not None:
+                ends = [values.min(), values.max()]
+                assert_within(ends, [low, high], 8 / values.size * spread + 1e-6, against=f"the ends of {told}")
+        assert len({np.ravel(x)[0].item() for x in found.values()}) == len(found), stack  # no two are drawn by one key
 
 
 def test_tables_begin_with_a_deviation_of_a_fiftieth():
-    assert linen.FIRE.bias_init(KEY, (2,)).dtype == np.float32
-    want = 0.02 * np.asarray(jax.random.normal(KEY, (64,), jnp.float32))
+    assert jax.eval_shape(lambda: linen.FIRE.bias_init(KEY, (2,))).dtype == np.float32
+    inits = {}
     for name in ("LearnedEncoding", "RelativePositionBias", "ContentBias"):
-        for init in (
-            getattr(linen, name).embedding_init,
-            inspect.signature(getattr(nnx_modules, name).__init__).parameters["embedding_init"].default,
-        ):
-            assert_within(init(KEY, (64,), jnp.float32), want, 1e-7 + 1e-6 * np.abs(want), against="0.02 times normals")
+        inits[name, "Linen"] = getattr(linen, name).embedding_init
+        of_nnx = inspect.signature(getattr(nnx_modules, name).__init__).parameters
+        inits[name, "NNX"] = of_nnx["embedding_init"].default
+    draw = jax.jit(lambda: [init(KEY, (64,), jnp.float32) for init in (jax.random.normal, *inits.values())])
+    normals, *found = jax.device_get(draw())
+    want = 0.02 * normals
+    for each, got in zip(inits, found, strict=True):
+        assert_within(got, want, 1e-7 + 1e-6 * np.abs(want), against=f"0.02 times normals, {each}")
 
 
 EMBEDDING = {"embedding": ("embedding_init", "embedding_metadata")}
@@ -387,7 +385,9 @@ def test_initialisers_and_metadata_reach_their_parameters(name):
     row = row._replace(settings=row.settings | ({"class_token": True} if "prefix" in GIVEN[name] else {}))
     inits = sorted({init for init, _ in GIVEN[name].values() if init})
     constants = {init: lambda key, shape, dtype, i=i: np.full(shape, i, dtype) for i, init in enumerate(inits)}
-    module = row.of_nnx(**constants, **{metadata: {"role": metadata} for _, metadata in GIVEN[name].values()})
+    roles = {metadata: {"role": metadata} for _, metadata in GIVEN[name].values()}
+    make = lambda: row.of_nnx(**constants, **roles)  # noqa: E731
+    module = make() if inits else nnx.eval_shape(make)
     boxed = {init: lambda *at, init=init: nn.with_partitioning(constants[init], (init,))(*at) for init in inits}
     specs = nn.get_partition_spec(jax.eval_shape(row.of_linen(**boxed).init, KEY, *row.arrays))
     for parameter, (init, metadata) in GIVEN[name].items():
@@ -424,16 +424,16 @@ def test_the_phase_of_pope_acts_clipped_and_learns_at_the_ends():
         clipped = np.clip(phase, np.float32(-2 * np.pi), 0)
         key = lambda phase: (None, pe.pope(HEADS, AT + 2, 16, head_axis=-2, phase=phase))  # noqa: E731
         pairs = nnx.merge(graphdef, state)(HEADS, HEADS, AT, key_positions=AT + 2)
-        return gradient["phase"][...], jax.grad(lambda phase: loss(key(phase)))(clipped), pairs, key(clipped)
+        slopes = gradient["phase"][...], jax.grad(lambda phase: loss(key(phase)))(clipped)
+        variables = {"params": {"phase": phase}}
+        of_linen = linen.PoPE(3, 16, head_axis=-2).apply(variables, HEADS, HEADS, AT, key_positions=AT + 2)
+        return *slopes, pairs, (pe.pope(HEADS, AT, 16, head_axis=-2), key(clipped)[1]), of_linen
 
-    got, want, (query, key), (_, want_key) = both(state)
+    got, want, (query, key), (want_query, want_key), of_linen = both(state)
     inside = np.float32([1, 0, 1, 1, 1, 1, 1, 0])
     assert_within(got, np.asarray(want) * inside, 1e-6, against="the derivative by the phase, and 0 beyond its ends")
     np.testing.assert_array_equal(key, want_key)
-    np.testing.assert_array_equal(query, pe.pope(HEADS, AT, 16, head_axis=-2))
-    of_linen = linen.PoPE(3, 16, head_axis=-2).apply(
-        {"params": {"phase": phase}}, HEADS, HEADS, AT, key_positions=AT + 2
-    )
+    np.testing.assert_array_equal(query, want_query)
     np.testing.assert_array_equal(of_linen[1], want_key)
 
 
@@ -462,7 +462,8 @@ def test_linen_initialises_with_one_token_whose_position_is_not_given(module, x)
 @pytest.mark.skipif(not hasattr(nnx, "RoPE"), reason="this Flax has no nnx.RoPE (0.12.9 has)")
 def test_rotary_replaces_rope_of_flax():
     rope = nnx_modules.RotaryEncoding(8, head_axis=None)
-    assert_within(rope(X), nnx.RoPE()(X), 2e-6, against="nnx.RoPE")
+    got, want = jax.jit(lambda x: (rope(x), nnx.RoPE()(x)))(X)
+    assert_within(got, want, 2e-6, against="nnx.RoPE")
 
 
 # Settings.

@@ -201,31 +201,28 @@ CASES = {
     "a function without positions": Case({"rotation": rotate_heads}, {}, of_heads(COUNTED, COUNTED)),
 }
 OF_LINEN = ("a module", "segments", "a bias of positions and one of contents", "frequencies of each head")
-RUNS = [
-    (stack, name, tiles)
-    for name, case in CASES.items()
-    for stack in ("nnx", "linen")
-    for tiles in (False, True)
-    if (tiles or not case.bound) and (stack == "nnx" or name in OF_LINEN)  # all else is shared
-]
 
 
-@pytest.mark.parametrize(("stack", "name", "tiles"), RUNS)
-def test_is_attention_in_float64(stack, name, tiles, as_flax):
-    case = CASES[name]
-    settings = dict(case.settings)
-    if settings.get("rotation") == "RotaryEncoding":
-        settings["rotation"] = STACKS[stack].RotaryEncoding(4, layout="interleaved", head_axis=-2, part="last")
-    attention = functools.partial(TILES, **case.bound) if tiles else None
-    attend = STACKS[stack].positional_attention(**settings, attention=attention)
-    got = attend(Q, K, V, **case.call)
+@pytest.mark.parametrize("name", CASES)
+def test_is_attention_in_float64(name, as_flax):
+    """By Flax's function where nothing is bound, and in tiles; by Linen where not all is shared."""
+    case, attends = CASES[name], {}
+    for stack in STACKS if name in OF_LINEN else ["nnx"]:
+        settings = dict(case.settings)
+        if settings.get("rotation") == "RotaryEncoding":
+            settings["rotation"] = STACKS[stack].RotaryEncoding(4, layout="interleaved", head_axis=-2, part="last")
+        make = functools.partial(STACKS[stack].positional_attention, **settings)
+        attends[f"{stack} in tiles"] = make(attention=functools.partial(TILES, **case.bound))
+        if not case.bound:
+            attends[stack] = make()
+    got = jax.jit(lambda *qkv: {way: attend(*qkv, **case.call) for way, attend in attends.items()})(Q, K, V)
     want = dense(*case.vectors, V, case.bias, case.seen, **case.options).y
-    assert_within(got, want, 3e-6, against="float64")
+    for way, y in got.items():
+        assert_within(y, want, 3e-6, against=f"float64, {way}")
 
 
-@pytest.mark.parametrize("tiles", [False, True])
 @BOTH
-def test_pope_is_attention_of_polar_vectors(stack, tiles, as_flax):
+def test_pope_is_attention_of_polar_vectors(stack, as_flax):
     """Vectors of twice the width, of scores divided by the root of head_dim, and values that stay narrow."""
     phase = np.float32(RNG.uniform(-7, 1, (2, 8)))
 
@@ -233,19 +230,21 @@ def test_pope_is_attention_of_polar_vectors(stack, tiles, as_flax):
         angles = positions[..., None, None] * 10_000.0 ** (-np.arange(8) / 8) + phase
         return np.concatenate([softplus(x) * np.cos(angles), softplus(x) * np.sin(angles)], -1)
 
-    def attended(bound, **call):
-        settings = {"attention": functools.partial(TILES, **bound) if tiles else None}
+    def attended(attention, *qkv):
+        call = at(EACH_ROW, EACH_ROW - 5, mask=BY_QUERY)
         if stack == "linen":
-            attend = linen.positional_attention(rotation=linen.PoPE(2, 16, head_axis=-2), **settings)
-            return attend.apply({"params": {"rotation": {"phase": phase}}}, Q, K, V, **call)
+            attend = linen.positional_attention(rotation=linen.PoPE(2, 16, head_axis=-2), attention=attention)
+            return attend.apply({"params": {"rotation": {"phase": phase}}}, *qkv, **call)
         pope = nnx_modules.PoPE(2, 16, head_axis=-2, phase_init=lambda *_: phase, rngs=nnx.Rngs(0))
-        return nnx_modules.positional_attention(rotation=pope, **settings)(Q, K, V, **call)
+        return nnx_modules.positional_attention(rotation=pope, attention=attention)(*qkv, **call)
 
+    scales = {"Flax": 8**-0.5, "tiles": 8**-0.5, "tiles of a scale": 0.5}
+    functions = None, TILES, functools.partial(TILES, scale=0.5)
+    got = jax.jit(lambda *qkv: [attended(attention, *qkv) for attention in functions])(Q, K, V)
     keys = polar(K, EACH_ROW - 5, np.clip(phase, -2 * np.pi, 0))
-    for bound, scale in [({}, 8**-0.5)] + tiles * [({"scale": 0.5}, 0.5)]:
-        got = attended(bound, input_positions=EACH_ROW, key_positions=EACH_ROW - 5, mask=BY_QUERY)
+    for (way, scale), y in zip(scales.items(), got, strict=True):
         want = dense(polar(Q, EACH_ROW), keys, V, 0, BY_QUERY, scale).y
-        assert_within(got, want, 3e-6, against="float64")
+        assert_within(y, want, 3e-6, against=f"float64, {way}")
 
 
 @pytest.mark.parametrize("tiles", [False, True])
@@ -255,7 +254,8 @@ def test_keys_may_have_fewer_heads(tiles, as_flax):
     attend = nnx_modules.positional_attention(rotation=8, attention=TILES if tiles else None)
     query = np.concatenate([Q, -Q], 2)
     want = dense(rope(query, COUNTED), rope(K, COUNTED), V, 0, CAUSAL).y
-    assert_within(attend(query, K, V, mask=CAUSAL), want, 3e-6, against="float64")
+    got = jax.jit(functools.partial(attend, mask=CAUSAL))(query, K, V)
+    assert_within(got, want, 3e-6, against="float64")
 
 
 @pytest.mark.parametrize("dropout", [{}, {"dropout_rng": KEY, "dropout_rate": 1e-9, "deterministic": False}], ids=len)
@@ -263,7 +263,8 @@ def test_keys_may_have_fewer_heads(tiles, as_flax):
 def test_16_bit_scores_take_a_float32_bias(stack, dropout):
     """Under the strict promotion of these tests; with dropout, which drops nothing here, Flax adds the bias itself."""
     q, k, v = (x.astype(jnp.bfloat16) for x in (Q, K, V))
-    got = STACKS[stack].positional_attention(bias=distance)(q, k, v, **dropout)
+    attend = STACKS[stack].positional_attention(bias=distance)
+    got = jax.jit(functools.partial(attend, **dropout))(q, k, v)
     assert got.dtype == jnp.bfloat16
     want = dense(*(x.astype(np.float64) for x in (q, k, v)), distance(COUNTED, COUNTED)).y
     assert_within(got, want, 2**-5, against="float64")
@@ -303,7 +304,7 @@ SLOTS = CAUSAL[..., 4:5, :]  # of Flax's cache, up to the fourth
         (6, 6, {}, (COUNTED, COUNTED)),
         (6, 6, at(FAR, mask=CAUSAL), (FAR, FAR)),
         (6, 6, at(FAR, COUNTED), (FAR, COUNTED)),
-        (2, 6, at(FAR[:2], FAR), (FAR[:2], FAR)),
+        (3, 6, at(FAR[:3], FAR), (FAR[:3], FAR)),
         (6, 3, at(FAR, FAR[:3]), (FAR, FAR[:3])),
         (1, 6, at(5, COUNTED), ([5], COUNTED)),
         (1, 6, at(4, mask=SLOTS), ([4], COUNTED)),
@@ -314,7 +315,7 @@ def test_positions_are_given_counted_or_slots_of_the_cache(queries, keys, call, 
     """Those of the rotation, and those of the bias."""
     i, j = map(np.array, want)
     found = []
-    bias = lambda i, j: found.append((i, j)) or jnp.zeros((2, queries, keys))  # noqa: E731
+    bias = lambda i, j: found.append((i, j)) or np.zeros((2, queries, keys), np.float32)  # noqa: E731
     query, key, *_ = what_flax_gets(Q[:, :queries], K[:, :keys], V[:, :keys], bias=bias, **call)
     np.testing.assert_array_equal(query, pe.rotary(Q[:, :queries], i, head_axis=-2))
     np.testing.assert_array_equal(key, pe.rotary(K[:, :keys], j, head_axis=-2))
@@ -325,7 +326,7 @@ def test_positions_are_given_counted_or_slots_of_the_cache(queries, keys, call, 
 def test_biases_are_added_to_what_a_layer_gives(what_flax_gets):
     """A content_bias reads what the layer projected, neither rotated nor scaled."""
     given, found = RNG.normal(size=(2, 1, 6)).astype(np.float32), []
-    content = lambda *inputs: found.append(inputs) or jnp.full((2, 6, 6), 0.5, jnp.float32)  # noqa: E731
+    content = lambda *inputs: found.append(inputs) or np.full((2, 6, 6), 0.5, np.float32)  # noqa: E731
     for layer_bias in given, given.astype(jnp.bfloat16):
         call = {"bias": distance, "content_bias": content} | at(FAR, FAR - 3)
         query, key, value, (bias, mask), kwargs = what_flax_gets(Q, K, V, layer_bias, CAUSAL, rotation=0, **call, new=1)
@@ -344,8 +345,10 @@ def test_biases_are_added_to_what_a_layer_gives(what_flax_gets):
 def test_the_one_key_needs_no_position():
     """A cache of one slot looks like an input: the weight of a single key is 1 wherever it stands."""
     attend = nnx_modules.positional_attention(rotation=8)
-    for call in {}, at(9), at(9, 0):
-        np.testing.assert_array_equal(attend(Q[:, :1], K[:, :1], V[:, :1], **call), V[:, :1])
+    calls = {"none": {}, "the query's": at(9), "both": at(9, 0)}
+    attended = jax.jit(lambda *qkv: {name: attend(*qkv, **call) for name, call in calls.items()})
+    for name, got in attended(Q[:, :1], K[:, :1], V[:, :1]).items():
+        np.testing.assert_array_equal(got, V[:, :1], name)
 
 
 def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
@@ -529,15 +532,25 @@ def test_segments_join_the_mask_of_a_cache(as_flax):
     """Which Flax's layer makes, and combines with them: the last of four steps is that of the whole."""
     ids = np.int32([[1, 1, 2, 2, 2, 0]])
     graphdef, state = layer_of_nnx(nnx_modules.positional_attention(bias=nnx_modules.ALiBi(2)))
-    whole = nnx.merge(graphdef, state)(X[:1], mask=nnx.combine_masks(SegmentMask(ids), nnx.make_causal_mask(ids)))
     attend = functools.partial(linen.positional_attention(bias=linen.ALiBi(2)), input_positions=np.array([3]))
-    step = nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend)
-    cache = {name: jnp.zeros((1, 6, 2, 8)) for name in ("cached_key", "cached_value")} | {"cache_index": jnp.int32(0)}
+    layer = nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend)
+    cache = {name: np.zeros((1, 6, 2, 8), np.float32) for name in ("cached_key", "cached_value")}
+    cache |= {"cache_index": np.int32(0)}
+
+    @jax.jit
+    def whole(state):
+        mask = nnx.combine_masks(SegmentMask(ids), nnx.make_causal_mask(ids))
+        return nnx.merge(graphdef, state)(X[:1], mask=mask)
+
+    @jax.jit
+    def step(params, cache, x, segments):
+        variables, mask = {"params": params, "cache": cache}, linen.SegmentMask(segments, ids)
+        return layer.apply(variables, x, mask=mask, mutable=["cache"])
+
     for n in range(4):
-        variables, mask = {"params": nnx.to_pure_dict(state), "cache": cache}, linen.SegmentMask(ids[:, n : n + 1], ids)
-        last, found = step.apply(variables, X[:1, n : n + 1], mask=mask, mutable=["cache"])
+        last, found = step(nnx.to_pure_dict(state), cache, X[:1, n : n + 1], ids[:, n : n + 1])
         cache = found["cache"]
-    assert_within(last, whole[:, 3:4], 1e-5, against="the whole")
+    assert_within(last, np.asarray(whole(state))[:, 3:4], 1e-5, against="the whole")
 
 
 def test_layers_share_a_bias_that_is_made_outside_of_them():
