@@ -127,15 +127,19 @@ def test_leading_axes_are_any():
     assert [y.shape for y in alone] == [(QUERIES, HEADS, VALUE_WIDTH), (QUERIES, HEADS)]
 
 
+def pulled(case, x):
+    (y, residual), pull = jax.vjp(functools.partial(attend, case), x)
+    return (y, residual), pull((y, jnp.ones_like(residual)))[0]
+
+
 @pytest.mark.parametrize(("batch", "queries", "keys"), [(BATCH, 3, 0), (BATCH, 0, 3), (0, 3, 3)])
 def test_empty_sequences_and_batches(batch, queries, keys):
     """Results are zeros, of keys the sinks are left."""
     case = {"i": AT[:queries], "j": THERE[:keys], "causal": True, "bias": True, "sinks": True}
     x = drawn(case)
     x |= {"query": x["query"][:batch, :queries]} | {name: x[name][:batch, :keys] for name in ("key", "value")}
-    (y, residual), pull = jax.vjp(jax.jit(functools.partial(attend, case)), x)
+    (y, residual), by = jax.jit(functools.partial(pulled, case))(x)
     assert y.shape == (batch, queries, HEADS, VALUE_WIDTH) and not np.any(y)
-    by = pull((y, jnp.ones_like(residual)))[0]
     if keys == 0:
         np.testing.assert_array_equal(residual, np.broadcast_to(x["sinks"], residual.shape))
         np.testing.assert_array_equal(by["sinks"], np.full(HEADS, BATCH * queries))
@@ -269,7 +273,8 @@ def test_sinks_of_any_size():
     x, (dy, dl) = drawn(case), cotangents(case)
     x["sinks"] = lows = np.float32([-np.inf, 1e4, -1e4, 3e38])
     v = x | {"sinks": np.ones_like(lows)}
-    (y, residual), tangents, by = jax.jit(functools.partial(derivatives, case))(x, v, (dy, 0 * dl))
+    got = jax.jit(functools.partial(derivatives, case))(x, v, (dy, 0 * dl))
+    (y, residual), tangents, by = jax.device_get(got)
     without = exact(case, {name: x[name] for name in ("query", "key", "value")})[0]
     check((y[:, :, [0, 2]], y[:, :, [1, 3]]), (without[:, :, [0, 2]], 0 * without[:, :, [1, 3]]))
     np.testing.assert_array_equal(np.isneginf(residual[..., 0]), np.broadcast_to(AT == 5, (BATCH, QUERIES)))
@@ -332,5 +337,6 @@ def test_packed_or_padded_documents_are_as_alone():
     at, ids = np.int32([0, 1, 2, 0, 1, 2, 3]), np.int32([0, 0, 0, 1, 1, 1, 1])
     check(attend(*x, at, query_segments=ids, key_segments=ids), np.concatenate([first, second]), 1e-6, "each alone")
     rows, at = np.array([[0, 0, 1, 2], [3, 4, 5, 6]]), np.int32([[0, 0, 1, 2], [0, 1, 2, 3]])
-    padded = attend(*(a[rows] for a in x), at, mask=np.array([[False, True, True, True], [True] * 4])[:, None, None])
+    mask = np.array([[False, True, True, True], [True] * 4])[:, None, None]
+    padded = np.asarray(attend(*(a[rows] for a in x), at, mask=mask))
     check((padded[0, 1:], padded[1]), (first, second), 1e-6, "each alone")

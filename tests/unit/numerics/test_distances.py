@@ -29,12 +29,12 @@ def test_a_difference_of_floats(dtype):
 
 def test_a_tile_has_an_axis_of_heads():
     queries, keys = ENDS[:4].reshape(2, 2), ENDS[:3]
-    distance, after = distances.tile_difference(queries, keys)
+    distance, after = jax.jit(distances.tile_difference)(queries, keys)
     exact = queries.astype(object)[:, None, :, None] - keys.astype(object)
     np.testing.assert_array_equal(distance, np.abs(exact))
     np.testing.assert_array_equal(after, exact < 0)
-    rounded = distances.tile_distance(queries, keys)
+    rounded = jax.jit(distances.tile_distance)(queries, keys)
     assert rounded.dtype == np.float32
     np.testing.assert_array_equal(rounded, np.abs(exact).astype(np.float32))
-    assert distances.per_head(np.float16([1, 2]), rounded).shape == (1, 2, 1, 1)
-    assert distances.per_head(np.float16([1, 2]), rounded).dtype == np.float32
+    shaped = jax.eval_shape(distances.per_head, np.float16([1, 2]), rounded)
+    assert shaped.shape == (1, 2, 1, 1) and shaped.dtype == np.float32

@@ -11,9 +11,9 @@ from oracles import encodings, recorded
 from oracles import positions as loops
 
 
-@pytest.mark.parametrize("leading", [0, 5])
 @pytest.mark.parametrize(
-    ("shape", "order"), [((7,), "row"), ((3, 5), "row"), ((3, 5), "column"), ((4, 1, 3), "row"), ((4, 1, 3), "column")]
+    ("shape", "order", "leading"),
+    [((7,), "row", 5), ((3, 5), "row", 0), ((3, 5), "column", 5), ((4, 1, 3), "row", 5), ((4, 1, 3), "column", 0)],
 )
 def test_grids(shape, order, leading):
     for sides in (shape, np.array(shape)):
