@@ -29,7 +29,7 @@ def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P,
 
     XLA rounds a fused program differently from its operations one by one: one way of evaluating gives one result.
     Profiles show the operations as posenc_jax.`name`.
-    tests/unit/flax/test_nnx_and_linen.py::test_is_the_function_in_both_stacks
+    tests/unit/flax/test_nnx_and_linen.py::test_is_the_function_and_learns_in_both_stacks
     """
     return lambda f: jax.jit(jax.named_scope(f"posenc_jax.{name}")(f), inline=True, **static)
 
