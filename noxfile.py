@@ -312,7 +312,7 @@ def distributed(session: nox.Session) -> None:
 
 @nox.session
 def exports(session: nox.Session) -> None:
-    """In no other session: what `jax.export` makes on the lowest JAX allowed, loaded on the newest that this Python has."""
+    """In no other session: what `jax.export` makes on the lowest JAX allowed, loaded on the newest that is here."""
     session.install("-U", "-e", ".", *group("test"), "jax")
     folder = Path(session.create_tmp())
     lowest = folder / "lowest"
