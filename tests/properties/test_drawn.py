@@ -301,7 +301,8 @@ def test_positions_of_any_segments_and_masks(ids):
 
 # No NaN on the way to a number
 
-SMOOTH = [name for name, row in FUNCTIONS.items() if row.formula and row.floats]
+# Of numbers, not of lenses: one whose focal length is 0 has no inverse.
+SMOOTH = [name for name, row in FUNCTIONS.items() if row.formula and row.floats and not name.startswith("prope")]
 
 
 @pytest.mark.parametrize("name", [name if name in ("xpos, array", "fire") else slow(name) for name in SMOOTH])
