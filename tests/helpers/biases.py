@@ -1,4 +1,4 @@
-"""Every attention bias: a function, valid arguments for any number of heads, and its formula; what tests share of them."""
+"""Every attention bias: a function, valid arguments for any number of heads, and its formula."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bias(NamedTuple):
     def beside(
         self, heads: int
     ) -> tuple[Callable[..., Any], Callable[..., np.ndarray], Callable[..., np.ndarray] | None]:
-        """The function of positions; its truth from distances, queries' positions and sides; the slope if it has one."""
+        """The function of positions; its truth from distances, positions of queries and sides; its slope, or None."""
         given = self.arguments(heads)
 
         def truth(distance: Any, queries: Any, after: Any) -> np.ndarray:

@@ -28,6 +28,6 @@ def assert_within(got: Any, want: Any, bound: Any, *, against: str = "expected")
     worst = np.unravel_index(np.argmax(times), got.shape)
     place = f" at [{', '.join(map(str, worst))}]" if worst else ""
     raise AssertionError(
-        f"largest error {error[worst]:.3g}, bound {bound[worst]:.3g}{place}: got {got[worst]}, {against} {want[worst]}; "
-        f"{np.count_nonzero(beyond)} of {got.size} elements are beyond the bound"
+        f"largest error {error[worst]:.3g}, bound {bound[worst]:.3g}{place}: got {got[worst]}, {against} {want[worst]}"
+        f"; {np.count_nonzero(beyond)} of {got.size} elements are beyond the bound"
     )

@@ -1,7 +1,8 @@
-"""Every public function with a valid call: the table that the tests of shared properties go through. A function is a row.
+"""Every public function with a valid call, a row each: the table that the tests of shared properties go through.
 
-A letter names each axis of an array: b batch, s sequence, t sequence of keys, h heads, f features that devices may share.
-Axes of features d, pairs p, coordinates a, matrices c and tables w must be whole on each device; nothing is said of others.
+A letter names each axis of an array. Devices may share b batch, s sequence, t sequence of keys, h heads and f features.
+On each device these must be whole: d features, p pairs, a coordinates, c matrices, w tables, q and k tokens. Of other
+letters nothing is said.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from oracles import cameras, rotations
 from oracles.biases import exact_tile
 from posenc_jax import hf
 
-SHARED, WHOLE = "bsthf", "dpacw"
+SHARED, WHOLE = "bsthf", "dpacwqk"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,23 +174,9 @@ CONFIG = {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}
 
 
 def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dict[str, Row]:
-    """The functions of arrays, eight features wide. The row of a bare name gives every argument, the others variants."""
-    sizes = {
-        "o": 2,
-        "e": 8,
-        "b": batch,
-        "s": length,
-        "q": length,
-        "k": length,
-        "h": heads,
-        "t": keys,
-        "d": 8,
-        "f": 8,
-        "a": 2,
-        "p": 4,
-        "c": 4,
-        "r": 12,
-    }
+    """The functions of arrays, eight features wide; the row of a bare name gives every argument."""
+    sizes = {"b": batch, "h": heads, "t": keys, "r": 12} | dict.fromkeys("sqk", length) | dict.fromkeys("def", 8)
+    sizes |= dict.fromkeys("pc", 4) | dict.fromkeys("ao", 2)
     rng = np.random.default_rng(0)
 
     def normal(axes: str, dtype: Any = np.float32) -> Named:
@@ -265,6 +252,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
         "rotation_matrix, array": Row(
             pe.rotation_matrix, "bsed", offset=far("bs"), frequencies=Named(frequencies, "e")
         ),
+        "rotation_matrix, halves": Row(pe.rotation_matrix, "bsdd", offset=far("bs"), **per_pair, layout="half"),
         "shift": Row(pe.shift, "bsd", encodings=normal("bsd"), offset=far("bs"), frequencies=8, layout="half"),
         "shift, array": Row(
             pe.shift,
@@ -277,6 +265,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             **per_pair,
         ),
         "offset_similarity": Row(pe.offset_similarity, "bs", offset=far("bs"), frequencies=8, exact=False),
+        "offset_similarity, array": Row(pe.offset_similarity, "bs", offset=times("bs"), **shared_pairs, exact=False),
         "fourier_features": Row(
             pe.fourier_features,
             "bsd",
@@ -311,6 +300,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             positions=times("bs"),
             **shared_pairs,
         ),
+        "cos_sin, axes": Row(_cos_sin, ("bsp", "bsp"), positions=normal("bsa"), frequencies=normal("ap")),
         "rotary": Row(
             pe.rotary,
             "bshd",
@@ -426,6 +416,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             symmetric=False,
             out_of_range="nan",
         ),
+        "sandwich, array": Row(pe.sandwich, "best", **tile, heads=8, **per_pair, exact=False),
         "content_bias": Row(
             pe.content_bias,
             "bhst",
@@ -467,7 +458,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             following="side",
         ),
         "shard_positions": Row(
-            pe.shard_positions, "", length=24, shards=2, order="zigzag", lengths=Named(4 * count[:4] // 2 * 2, "c")
+            pe.shard_positions, "oo", length=24, shards=2, order="zigzag", lengths=Named(4 * count[:4] // 2 * 2, "c")
         ),
         "hf.positions_from_tokens": Row(
             hf.positions_from_tokens,

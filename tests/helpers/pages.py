@@ -35,7 +35,7 @@ def block(page: str, containing: str) -> str:
 
 
 def definition(page: str, name: str) -> str:
-    """A function of a page without the rest of its block; its name, or more of its first line where that is not enough."""
+    """A function of a page without the rest of its block, by its name or by more of its first line."""
     opened = name if "(" in name else f"{name}("
     module = block(page, f"def {opened}")
     (found,) = (

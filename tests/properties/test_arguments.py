@@ -86,7 +86,7 @@ def is_finite(x):
 @pytest.mark.parametrize("computed", [False, slow(True)], ids=["traced", "computed"])
 @pytest.mark.parametrize("name", BARE)
 def test_an_argument_is_right_or_refused_by_name(name, computed):
-    """The result, finite where what is given is finite, or a TypeError or ValueError that names function and argument."""
+    """The result, finite for finite input, or a TypeError or ValueError that names the function and the argument."""
     row = BARE[name]
     call = (
         (lambda given: row.function(**given))

@@ -1,7 +1,7 @@
 """Derivatives of every function that has a formula, beside differences of the formula in float64.
 
-Forward mode, reverse mode, second order, and each inside other transformations: no rule of this library is compared with
-another of its rules alone.
+Forward mode, reverse mode, second order, and each inside other transformations: no rule of this library is compared
+with another of its rules alone.
 """
 
 import jax
@@ -43,6 +43,13 @@ class Directions:
         ys = jax.tree.leaves(self.f(*floats))
         return sum(jnp.sum(w * y**3) for w, y in zip(self.weights, ys, strict=True))
 
+    def gradient(self, *floats):
+        return jax.grad(self.loss, [*range(len(floats))])(*floats)
+
+    def check_loss(self, got, want):
+        size = sum(np.abs(w).sum() for w in self.weights)
+        assert_within(got, want, 3e-5 * size + 1e-5 * abs(want), against="the difference of the loss")
+
     def true_loss(self, *steps):
         return sum(np.sum(w * y**3) for w, y in zip(self.weights, jax.tree.leaves(self.truth(*steps)), strict=True))
 
@@ -64,10 +71,16 @@ def inner(a, b):
     return sum(jnp.vdot(x, y) for x, y in zip(a, b, strict=True))
 
 
-def check(got, want, bound, what):
+def check_first(got, want):
     for a, b in zip(jax.tree.leaves(got), want, strict=True):
         assert a.dtype == np.float32
-        assert_within(a, b, bound * (1 + np.abs(b)), against=f"the difference {what}")
+        assert_within(a, b, 3e-5 + 1e-5 * np.abs(b), against="the difference along v")
+        assert np.max(np.abs(b)) > 1e-2  # or zeros would pass
+
+
+def check_second(got, want):
+    for a, b in zip(jax.tree.leaves(got), want, strict=True):
+        assert_within(a, b, 1e-4 * (1 + np.abs(b)), against="the difference along v and u")
 
 
 @pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
@@ -78,26 +91,27 @@ def test_forward_mode_of_first_and_second_order(name):
         return jax.jvp(d.f, floats, tuple(d.v))[1]
 
     first, second = jax.jit(lambda *floats: jax.jvp(along_v, floats, tuple(d.u)))(*d.floats)
-    differences = d.along(d.truth, d.v)
-    check(first, differences, 3e-5, "along v")
-    assert all(np.abs(y).max() > 1e-3 for y in differences)  # or zeros would pass
-    check(second, d.along_two(d.truth), 1e-4, "along v and u")
+    check_first(first, d.along(d.truth, d.v))
+    check_second(second, d.along_two(d.truth))
 
 
 @pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
 def test_reverse_mode_by_each_argument_and_forward_over_reverse(name):
     d = Directions(SMOOTH[name])
-    every = range(len(d.floats))
-    gradient, along_u = jax.jit(lambda *x: jax.jvp(jax.grad(d.loss, [*every]), x, tuple(d.u)))(*d.floats)
-    size = sum(np.abs(w).sum() for w in d.weights)
-    for i in every:
+    gradient, along_u = jax.jit(lambda *x: jax.jvp(d.gradient, x, tuple(d.u)))(*d.floats)
+    for i in range(len(d.floats)):
         alone = [v * (i == j) for j, v in enumerate(d.v)]
-        (want,) = d.along(d.true_loss, alone)
-        assert_within(inner(gradient, alone), want, 3e-5 * (size + abs(want)), against=f"the difference by float {i}")
-    (want,) = d.along_two(d.true_loss)
-    assert_within(
-        inner(along_u, d.v), want, 3e-5 * size + 1e-5 * abs(want), against="the second difference of the loss"
-    )
+        d.check_loss(inner(gradient, alone), *d.along(d.true_loss, alone))
+    d.check_loss(inner(along_u, d.v), *d.along_two(d.true_loss))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMOOTH)
+def test_reverse_over_reverse(name):
+    d = Directions(SMOOTH[name])
+    along_v = lambda *x: inner(d.gradient(*x), d.v)  # noqa: E731
+    second = jax.jit(lambda *x: inner(jax.grad(along_v, [*range(len(x))])(*x), d.u))(*d.floats)
+    d.check_loss(second, *d.along_two(d.true_loss))
 
 
 def scanned(f):
@@ -147,17 +161,19 @@ def test_derivatives_inside_other_transformations(name, transform):
 
     first, second, back = derivatives(*d.floats)
     differences = d.along(d.truth, d.v)
-    check(first, differences, 3e-5, "along v")
-    check(second, d.along_two(d.truth), 1e-4, "along v and u")
-    want = sum(np.sum(w * y) for w, y in zip(d.weights, differences, strict=True))
-    assert_within(inner(back, d.v), want, 3e-5 * sum(np.abs(w).sum() for w in d.weights), against="the difference")
+    check_first(first, differences)
+    check_second(second, d.along_two(d.truth))
+    d.check_loss(inner(back, d.v), sum(np.sum(w * y) for w, y in zip(d.weights, differences, strict=True)))
 
 
 # Of a rotation
 
 
-def normal(*shape, rng=np.random.default_rng(0)):  # noqa: B008
-    return rng.normal(size=shape).astype(np.float32)
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
 
 
 def test_the_derivative_of_a_rotation_by_x_is_the_rotation_itself():
@@ -188,24 +204,32 @@ def test_derivatives_have_the_same_bits_with_and_without_jit(name):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, p, w: pe.rotary(x, p, w, head_axis=-2),
+        slow(lambda x, p, w: pe.rotary(x, cos_sin=pe.cos_sin(p, w), head_axis=-2)),
+        slow(lambda x, p, w: pe.xpos(x, x, p, w, head_axis=-2)[1]),
+    ],
+    ids=["rotary", "cos_sin", "xpos"],
+)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
-def test_a_tangent_in_16_bits_is_rounded_once(dtype):
+def test_a_tangent_in_16_bits_is_rounded_once(f, dtype):
     p, w, x, tangent = normal(2, 5), normal(3), *normal(2, 2, 5, 3, 6).astype(dtype)
-    along = lambda x, tangent: jax.jvp(  # noqa: E731
-        lambda *y: pe.rotary(*y, head_axis=-2), (x, p, w), (tangent, np.ones_like(p), np.ones_like(w))
-    )[1]
-    got, want = jax.jit(along)(x, tangent), jax.jit(along)(x.astype(np.float32), tangent.astype(np.float32))
+    along = jax.jit(lambda x, tangent: jax.jvp(f, (x, p, w), (tangent, np.ones_like(p), np.ones_like(w)))[1])
+    got, want = along(x, tangent), along(x.astype(np.float32), tangent.astype(np.float32))
     assert got.dtype == dtype
     assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01  # 1e-7 may cross a boundary
 
 
-def test_nothing_leaks_out_of_a_pair():
+@pytest.mark.parametrize(("layout", "pair"), [("half", [2, 6]), slow("interleaved", [2, 3])])
+def test_nothing_leaks_out_of_a_pair(layout, pair):
     """Nor into the features that do not rotate, 8 and 9."""
     x, v, p, w = normal(1, 4, 1, 10), normal(1, 4, 1, 10), normal(4), normal(4)
     x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf
-    f = lambda *arrays: pe.rotary(*arrays, head_axis=-2)  # noqa: E731
+    f = lambda *arrays: pe.rotary(*arrays, layout=layout, head_axis=-2)  # noqa: E731
     along = np.asarray(jax.jit(lambda *arrays: jax.jvp(f, arrays, (v, np.ones_like(p), w))[1])(x, p, w))
-    assert {(i, j) for _, i, _, j in np.argwhere(~np.isfinite(along))} == {(1, 2), (1, 6)}
+    assert {(i, j) for _, i, _, j in np.argwhere(~np.isfinite(along))} == {(1, j) for j in pair}
     np.testing.assert_array_equal(along[..., 8:], v[..., 8:])
 
 
@@ -238,9 +262,10 @@ def kept(f, *arrays):
 def test_a_rotation_keeps_x_only_if_positions_or_frequencies_have_derivatives():
     x, p, w = np.ones((2, 64, 8, 32), np.float32), np.linspace(0, 5, 64, dtype=np.float32), np.ones(16, np.float32)
     assert kept(lambda x: pe.rotary(x, p, head_axis=-2), x) <= 64 + 16
-    assert kept(lambda x, w: pe.rotary(x, None, w, head_axis=-2), x, w) <= x.size + w.size + 256
-    mapped = jax.vmap(lambda x, w: pe.rotary(x, None, w, head_axis=-2), (None, 0))
-    assert kept(mapped, x, np.stack([w] * 8)) <= x.size + 8 * w.size + 256
+    for axes, rows in (((0, None), 8), ((None, 0), 1), ((0, 0), 8)):
+        f = jax.vmap(lambda x, w: pe.rotary(x, None, w, head_axis=-2), axes)
+        batched = [a if axis is None else np.stack([a] * 8) for a, axis in zip((x[0], w), axes, strict=True)]
+        assert kept(f, *batched) <= rows * x[0].size + 8 * w.size + 256
 
 
 @pytest.mark.parametrize(("name", "arrays"), [("t5", 2), ("fire", 4)])
