@@ -249,14 +249,14 @@ SINKS = st.sampled_from([None, None, (0.5, -1.0), (-INF, 3.0), (100.0, -100.0)])
 @pytest.mark.parametrize("bias", [None, "alibi", slow("kerple_log"), "t5"])
 @profile(3)
 @given(
-    *(SHAPES, st.booleans(), st.booleans(), st.booleans(), st.sampled_from([None, 0.5, -2.0])),
+    *(SHAPES, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.sampled_from([None, 0.5, -2.0])),
     *(st.sampled_from([1, 2, 512]), WINDOWS, st.sampled_from([None, 1.5]), SINKS, st.data()),
 )
 def test_attention_and_its_derivatives_at_any_positions(
-    bias, batch, placed, segmented, causal, scale, block, window, cap, sinks, data
+    bias, batch, wide, placed, segmented, causal, scale, block, window, cap, sinks, data
 ):
     TRIED["attention"] += 1
-    batch, dtype = batch[:2], data.draw(st.sampled_from(FLOATS))
+    batch, dtype = batch[:2], data.draw(st.sampled_from(floats_of(wide)))
     queries, kv_heads = data.draw(st.sampled_from([1, 3, 0])), data.draw(st.sampled_from([1, 2]))
     keys = data.draw(st.sampled_from([1, 4, 0])) if placed else queries
     shapes = (queries, 2, 2), (keys, kv_heads, 2), (keys, kv_heads, 2 + (cap is None))
@@ -270,17 +270,23 @@ def test_attention_and_its_derivatives_at_any_positions(
     at, d, after = exact_tile(i, j)
     added = truth(d.astype(np.float64), at, after).astype(np.float32)
     sinks = None if sinks is None else np.float32(sinks)
+    inside, factor = np.float64 if dtype == np.float64 else np.float32, None
+    if data.draw(st.booleans()):  # of each query and head: it multiplies the query, which is rounded
+        scale = factor = np.resize(ROWS[2], (queries, 2)).astype(np.float32)
     settings = {"causal": causal, "window": window, "logits_soft_cap": cap, "sinks": sinks, "scale": scale}
     f = jax.jit(lambda q, k, v: pe.attention(q, k, v, bias=call, block_size=block, **settings, **sides))
-    seen = may_see(i, j, causal, parts, window)
-    want, _, back = dense(q, k, v, added, seen, scale, np.float32, cap=cap, sinks=sinks)
+    of, scale = (q, scale) if factor is None else ((q.astype(inside) * factor[..., None]).astype(dtype), 1.0)
+    want, _, back = dense(of, k, v, added, may_see(i, j, causal, parts, window), scale, inside, cap=cap, sinks=sinks)
     bound = 2 * (eps(dtype) + 1e-6) * (1 + np.abs(ROWS[:, :32]).max())
-    got = np.asarray(f(q, k, v))
+    with jax.enable_x64(wide):
+        got = np.asarray(f(q, k, v))
+        dy = np.resize(ROWS[3:], got.shape).astype(dtype)
+        gradient = jax.device_get(jax.jit(jax.grad(lambda *x: jnp.sum(f(*x) * dy), (0, 1, 2)))(q, k, v))
     assert got.dtype == dtype and got.shape == (*q.shape[:-1], v.shape[-1])
     assert_within(got, want, bound, against="the dense float64 formula")
-    dy = np.resize(ROWS[3:], got.shape).astype(dtype)
+    dq, *others = back(dy)[:3]
     for name, mine, true in zip(
-        "qkv", jax.jit(jax.grad(lambda *x: jnp.sum(f(*x) * dy), (0, 1, 2)))(q, k, v), back(dy), strict=False
+        "qkv", gradient, (dq if factor is None else dq * factor[..., None], *others), strict=True
     ):
         assert_within(mine, true, 2 * bound, against=f"∂/∂{name} by the dense float64 formula")
 
@@ -302,10 +308,10 @@ def test_positions_of_any_segments_and_masks(ids):
 # No NaN on the way to a number
 
 # Of numbers, not of lenses: one whose focal length is 0 has no inverse.
-SMOOTH = [name for name, row in FUNCTIONS.items() if row.formula and row.floats and not name.startswith("prope")]
+OF_FLOATS = [name for name, row in FUNCTIONS.items() if row.floats and not name.startswith("prope")]
 
 
-@pytest.mark.parametrize("name", [name if name in ("xpos, array", "fire") else slow(name) for name in SMOOTH])
+@pytest.mark.parametrize("name", [name if name in ("xpos, array", "fire") else slow(name) for name in OF_FLOATS])
 def test_no_operation_of_a_derivative_gives_nan(name):
     """At 0, −0 and numbers that float32 holds barely, beside others."""
     row = FUNCTIONS[name]
@@ -318,7 +324,28 @@ def test_no_operation_of_a_derivative_gives_nan(name):
 
     error, found = jax.jit(checkify.checkify(derivatives, errors=checkify.nan_checks))(*floats)
     error.throw()
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(found))
+    assert all(np.isfinite(x).all() and np.any(x) for x in jax.tree.leaves(found))
+
+
+BY_FREQUENCIES = ["sinusoidal, array", "add_sinusoidal, array", "rotation_matrix, halves", "offset_similarity, array"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [NAN, INF])
+@pytest.mark.parametrize("name", BY_FREQUENCIES)
+def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(name, p):
+    row = FUNCTIONS[name]
+    argument = "offset" if "offset" in row.given else "positions"
+
+    def of_the_first(w, last):
+        """The derivative of the sum of the first token's results, beside one at `last`."""
+        at = np.resize(np.float32([3.0, last]), row.arguments[argument].shape)
+        call = lambda w: row.function(**row.arguments | {argument: at, "frequencies": w})  # noqa: E731
+        return jax.jit(jax.grad(lambda w: jnp.sum(call(w)[:, 0])))(w)
+
+    w = np.geomspace(1, 0.1, 4).astype(np.float32)
+    want = np.asarray(of_the_first(w, 0.0))
+    assert_within(of_the_first(w, p), want, 1e-6 * np.abs(want), against="beside a row at 0")
 
 
 def test_a_query_that_sees_nothing_has_finite_derivatives():

@@ -109,8 +109,14 @@ def check_local(compiled, whole, devices):
         assert of(compiled) <= 1.02 * of(whole) // devices + 4096
 
 
-@pytest.mark.parametrize("kind", ["explicit", *map(slow, [kind for kind in MESHES if kind != "explicit"])])
-@pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in LOCAL])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "explicit") if name in FEW else slow(name, "explicit") for name in LOCAL),
+        *(slow(name, kind) for name in LOCAL for kind in ("auto", "shard_map")),
+        *(slow(name, kind) for name in FEW for kind in ("explicit batch", "explicit sequence", "sequence alone")),
+    ],
+)
 def test_each_device_computes_its_part(name, kind):
     """As much as where the compiler may choose what is cut along the heads."""
     if "counted" in name and kind != "explicit":  # in shard_map each device would count its own part from 0

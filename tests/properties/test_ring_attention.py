@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
@@ -136,10 +136,32 @@ def test_derivatives_of_a_ring_with_a_bias_that_sees_the_tokens():
     arrays = Q, K, V, gates, *PACKED[3:]
     parts, order = sharded(arrays, 4)
     run = lambda f: lambda *x: (f(*x), *jax.grad(lambda *x: jnp.sum(f(*x) ** 2), (0, 1, 2, 3, 6))(*x))  # noqa: E731
-    got, want = jax.jit(run(ring))(*parts, table), jax.jit(run(alone))(*arrays, table)
+    compiled = jax.jit(run(ring)).lower(*parts, table).compile()
+    got, want = compiled(*parts, table), jax.jit(run(alone))(*arrays, table)
     for n, (a, b) in enumerate(zip(got, want, strict=True)):
         b = np.asarray(b) if n == 5 else np.asarray(b)[:, order]
-        assert_within(a, b, 1e-5 * max(1, np.abs(b).max()), against=f"one device: number {n}")
+        assert_within(a, b, 1e-5 * np.abs(b).max() if n else 2e-6, against=f"one device: number {n}")
+    inside, once = Compiled(compiled.as_text(), 0, 0).collectives
+    assert once and once == [name for name in inside if name != "collective-permute"]
+
+
+@pytest.mark.slow
+def test_rings_over_batch_and_heads():
+    mesh = jax.make_mesh((2, 2, 2), ("data", S, "heads"), (AxisType.Explicit,) * 3, devices=jax.devices("cpu"))
+    rows, every = P(S), P("data", S, "heads")
+
+    def local(q, k, v, positions, segments, slopes):
+        q, k = pe.rotary(q, positions, head_axis=-2), pe.rotary(k, positions, head_axis=-2)
+        return example().ring_attention(q, k, v, positions, segments, slopes, axis=S, bias=pe.alibi)
+
+    specs, (parts, order) = (every, every, every, rows, rows, P("heads")), sharded(PACKED, 2)
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(x, NamedSharding(mesh, p)) for x, p in zip([*parts, SLOPES], specs, strict=True)]
+        compiled = jax.jit(jax.shard_map(local, in_specs=specs, out_specs=every)).lower(*placed).compile()
+        got = compiled(*placed)
+    assert set(Compiled(compiled.as_text(), 0, 0).collectives[0]) == {"collective-permute"}
+    want = np.asarray(jax.jit(example().alone(pe.alibi))(*PACKED, SLOPES))
+    assert_within(got, want[:, order], 2e-6, against="one device")
 
 
 @pytest.mark.slow
@@ -165,9 +187,11 @@ def test_a_ring_by_the_kernel_for_gpus_and_its_gradients(monkeypatch):
         value_and_gradients(ring, parts, dy[:, order]),
         value_and_gradients(example().alone(pe.alibi), exact, dy),
     )
-    for n, (a, b) in enumerate(zip(got, want, strict=True)):
-        b = b if n == 4 else b[:, order]
-        assert np.linalg.norm(a - b) < 0.01 * np.linalg.norm(b), n
+    wanted = [x if n == 4 else x[:, order] for n, x in enumerate(want)]
+    rounded = wanted[0].astype(jnp.bfloat16).astype(np.float32)
+    assert np.linalg.norm(got[0] - wanted[0]) <= 2 * np.linalg.norm(rounded - wanted[0])
+    for a, b in zip(got[1:], wanted[1:], strict=True):
+        assert np.linalg.norm(a - b) < 0.01 * np.linalg.norm(b)
 
 
 def test_a_ring_passes_over_what_is_not_seen():
