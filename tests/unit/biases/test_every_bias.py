@@ -68,7 +68,7 @@ def test_a_tile_and_a_batch_have_the_bits_of_the_whole(name):
 
 @EVERY
 def test_derivatives(name):
-    """By all arrays and numbers, and by positions where they may be floats; at distance 0 these derivatives are finite."""
+    """By all arrays and numbers, and by positions where they may be floats; at distance 0 these are finite."""
     bias = BIASES[name]
     given = {"query_positions": np.int32([0, 1, 5, 40]), "key_positions": np.int32([0, 3, 5, 6, 300])}
     if not bias.sided:

@@ -1,6 +1,6 @@
 """Errors about arguments, and public functions.
 
-- An error begins with the name of the outermost public function; a function of the caller's that it calls names its own.
+- An error begins with the name of the outermost public function; a function of the caller's names its own.
 - Errors of the caller's functions and of JAX pass untouched; an error about an argument shows one frame of the package.
 - Public functions look like ordinary ones, pickle, and compile no program to convert NumPy's arrays.
 """
