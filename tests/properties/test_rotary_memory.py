@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
+from helpers.differences import stored
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 on_a_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
@@ -22,23 +23,18 @@ X = jax.ShapeDtypeStruct((2, 256, 8, 64), jnp.bfloat16)
 SEQ = np.arange(256)
 
 
-def stored(function):
-    """The bytes of the arrays that the derivative in x stores; nothing is computed."""
-    arrays = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(function, x)[1], X))
-    return sum(array.size * array.dtype.itemsize for array in arrays)
-
-
 @pytest.mark.parametrize(
     ("function", "positions"),
     [
         (lambda x: pe.rotary(x, np.stack([SEQ, SEQ]), head_axis=-2), 512),
         (lambda x: pe.rotary(x, np.stack([SEQ, SEQ], -1), pe.axial(64, 2), head_axis=-2), 512),
         (lambda x: pe.shift_keys(x, 7, 64, head_axis=-2), 1),
+        (lambda x: pe.shift(x, 5, 64), 1),
     ],
-    ids=["by row", "axial", "one offset"],
+    ids=["by row", "axial", "keys", "encodings"],
 )
 def test_the_derivative_in_x_stores_positions_alone(function, positions):
-    assert stored(jax.jit(function)) <= 4 * (positions + 64)
+    assert stored(jax.jit(function), X) <= 4 * (positions + 64)
 
 
 def test_one_derivative_after_the_other():
