@@ -20,7 +20,6 @@ class Bias(NamedTuple):
     function: Callable[..., jax.Array]
     arguments: Callable[[int], dict[str, Any]]  # besides the positions, for so many heads; arrays are parameters
     formula: Callable[..., np.ndarray]  # in float64, of the distances |i − j| and `arguments`
-    slope: Callable[..., np.ndarray] | None = None  # its derivative by the distance
     sided: bool = False  # the formula asks before `arguments` whether the key is after the query; integers alone
     absolute: bool = False  # the formula asks before `arguments` where the query is, which is not before 0
     rounded: bool = False  # its last bit depends on the order of a sum, or on how the compiler divides
@@ -36,30 +35,21 @@ class Bias(NamedTuple):
 
         return call, tuple(leaves[n] for n in at)
 
-    def parameter_names(self, heads: int) -> list[str]:
-        """A pattern for the name of each parameter in errors: of an argument, or of an array in it."""
-        return [
-            name if isinstance(value, np.ndarray) else rf"\w+ of {name}"
-            for name, value in self.arguments(heads).items()
-            for leaf in jax.tree.leaves(value)
-            if isinstance(leaf, np.ndarray)
-        ]
+    def truth(self, query_positions: Any, key_positions: Any, **given: Any) -> np.ndarray:
+        """The formula of positions and of all arguments by name, which JAX sorts."""
+        at, distance, after = oracles.exact_tile(query_positions, key_positions)
+        asked = [after] * self.sided + [at] * self.absolute
+        return self.formula(distance, *asked, *(given[name] for name in self.arguments(1)))
 
-    def beside(
-        self, heads: int
-    ) -> tuple[Callable[..., Any], Callable[..., np.ndarray], Callable[..., np.ndarray] | None]:
-        """The function of positions; its truth from distances, positions of queries and sides; its slope, or None."""
+    def beside(self, heads: int) -> tuple[Callable[..., jax.Array], Callable[..., np.ndarray]]:
+        """The function of positions, and its truth from distances, queries' positions and sides."""
         given = self.arguments(heads)
 
         def truth(distance: Any, queries: Any, after: Any) -> np.ndarray:
             asked = [after] * self.sided + [queries] * self.absolute
             return self.formula(distance, *asked, *given.values())
 
-        return (
-            partial(self.function, **given),
-            truth,
-            self.slope and (lambda distance: self.slope(distance, *given.values())),
-        )
+        return partial(self.function, **given), truth
 
 
 def _spread(start: float, end: float) -> Callable[[int], np.ndarray]:
@@ -79,20 +69,18 @@ _powers = _spread(0.75, 1.25)  # not ½, which becomes a square root
 _relative = partial(pe.relative_position_bias, out_of_range="zeros")
 
 BIASES = {
-    "alibi": Bias(pe.alibi, lambda n: {"heads": _slopes(n)}, oracles.alibi, oracles.alibi_slope),
+    "alibi": Bias(pe.alibi, lambda n: {"heads": _slopes(n)}, oracles.alibi),
     "t5": Bias(pe.t5, lambda n: {"table": _normal(32, n)}, oracles.t5, sided=True),
     "relative_position_bias": Bias(_relative, lambda n: {"table": _normal(99, n)}, oracles.of_offsets, sided=True),
     "kerple_log": Bias(
         pe.kerple_log,
         lambda n: {"scale": _slopes(n), "rate": _rates(n)},
         oracles.kerple_log,
-        oracles.kerple_log_slope,
     ),
     "kerple_power": Bias(
         pe.kerple_power,
         lambda n: {"scale": _slopes(n), "exponent": _powers(n)},
         oracles.kerple_power,
-        oracles.kerple_power_slope,
     ),
     "fire": Bias(
         pe.fire,
@@ -103,9 +91,3 @@ BIASES = {
     ),
     "sandwich": Bias(pe.sandwich, lambda n: {"heads": n, "frequencies": 6}, _sandwich, rounded=True),
 }
-
-# Of three heads: name → function of positions and parameters, the parameters
-
-HEADS = 3
-TABLE = np.random.default_rng(0).normal(size=(32, HEADS)).astype(np.float32)
-CASES = {name: bias.of(HEADS) for name, bias in BIASES.items()} | {"alibi": (lambda q, k: pe.alibi(q, k, HEADS), ())}

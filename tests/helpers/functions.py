@@ -17,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import posenc_jax as pe
-from helpers.biases import BIASES, Bias
+from helpers.biases import BIASES
 from helpers.spectra import SCALINGS
 from oracles import cameras, rotations
-from oracles.biases import exact_tile
 from posenc_jax import hf
 
 SHARED, WHOLE = "bsthf", "dpacwqk"
@@ -131,17 +130,6 @@ def _of_view(x: Any, turns: Any, shift: Any, focal: Any, role: str) -> np.ndarra
 def _encoded(positions: Any, frequencies: Any) -> np.ndarray:
     angles = positions[..., None] * frequencies
     return rotations.features(np.sin(angles), np.cos(angles), "interleaved")
-
-
-def _of_tile(bias: Bias) -> Callable[..., np.ndarray]:
-    """The formula of a bias, of positions."""
-
-    def formula(query_positions: Any, key_positions: Any, **given: Any) -> np.ndarray:
-        at, distance, after = exact_tile(query_positions, key_positions)
-        asked = [after] * bias.sided + [at] * bias.absolute
-        return bias.formula(distance.astype(np.float64), *asked, *(given[name] for name in bias.arguments(1)))
-
-    return formula
 
 
 def _cos_sin(**given: Any) -> tuple[jax.Array, jax.Array]:
@@ -276,7 +264,6 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             matrix=Named(normal("od").value / 4, "od"),
             layout="half",
             dtype=jnp.float32,
-            exact=False,
         ),
         "timestep_embedding": Row(
             pe.timestep_embedding,
@@ -409,8 +396,8 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
         "relative_position_bias": Row(
             pe.relative_position_bias,
             "bhst",
-            query_positions=integers("bsa", 0, 2),
-            key_positions=integers("bta", 0, 2),
+            query_positions=integers("bsa", -1, 2),
+            key_positions=integers("bta", -1, 2),
             table=Named(normal("ddh").value[:3, :5], "wwh"),
             prefix=Named(normal("rh").value[:3], "wh"),
             symmetric=False,
@@ -512,7 +499,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             bias.arguments(heads),
         )
         result = "bhst" if bias.of(heads)[1] else "best"
-        settings = {"formula": _of_tile(bias)}
+        settings = {"formula": bias.truth}
         rows.setdefault(name, Row(bias.function, result, **settings, exact=not bias.rounded, **tile, **given))
         if not bias.sided:
             # Between integers: a CPU's logarithm of some floats depends on how many it takes at once.

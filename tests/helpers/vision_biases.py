@@ -4,8 +4,6 @@ import numpy as np
 
 import posenc_jax as pe
 
-STRIDE = 2  # of the grid of queries in LeViT's subsampling attention
-
 
 def grid_of(window):
     """The coordinates of a window's places, row by row."""
@@ -20,7 +18,7 @@ def of_offsets(flat, window):
 def bias_of(peer, window, arrays):
     """The bias of a layer of such a peer with these arrays, for all tokens of a window."""
     grid = grid_of(window)
-    if "MLP" in peer.upper():
+    if "Mlp" in peer:
         sides = np.array(window) - 1
         offsets = (grid_of([2 * n + 1 for n in sides]) - sides) * (8 / sides)
         logarithms = np.sign(offsets) * np.log2(1 + np.abs(offsets)) / np.log2(8)
@@ -29,8 +27,7 @@ def bias_of(peer, window, arrays):
         return pe.relative_position_bias(grid, grid, of_offsets(table, window))
     table = np.asarray(arrays["table"], np.float32)
     if "LeViT" in peer:
-        coarse = grid_of([-(-n // STRIDE) for n in window]) * STRIDE
-        queries = coarse if "subsampled" in peer else grid
+        queries = grid[(grid % 2 == 0).all(1)] if "subsampled" in peer else grid
         return pe.relative_position_bias(queries, grid, table.T.reshape(*window, -1), symmetric=True)
     if peer == "timm, RelPosBiasTf":  # its offset is that of the key from the query
         return pe.relative_position_bias(grid, grid, np.moveaxis(table, 0, -1)[::-1, ::-1])

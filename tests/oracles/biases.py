@@ -161,23 +161,6 @@ def content_back(selected, x, table, of_keys, dy):
     return dx, np.einsum(f"...qkr,...{side}hc,...hqk->rhc", selected, x, dy, optimize=True)
 
 
-# Derivatives by the distance
-
-
-def alibi_slope(distance, slope):
-    return alibi(1, slope) + 0 * np.asarray(distance, np.float64)
-
-
-def kerple_log_slope(distance, scale, rate):
-    return -_each(scale) * _each(rate) / (1 + _each(rate) * np.asarray(distance, np.float64))
-
-
-def kerple_power_slope(distance, scale, exponent):
-    """At distance 0, where the slope may not exist, the slope at distance 1."""
-    d, power = np.asarray(distance, np.float64), _each(exponent)
-    return -_each(scale) * power * np.where(d == 0, 1, d) ** (power - 1)
-
-
 # How modules map unconstrained parameters to positive numbers, and to the interval from 0 to 2
 
 

@@ -185,7 +185,7 @@ WIDE_PAIRS = [(np.float64,) * 2, (np.float64, np.int64), (np.float32, np.float64
 def test_biases_of_any_positions(name, batch, wide, data):
     TRIED["biases"] += 1
     bias, batch = BIASES[name], batch[:2]
-    call, truth, _ = bias.beside(2)
+    call, truth = bias.beside(2)
     of_integers = lambda pair: {np.dtype(d).kind for d in pair} <= {*"iu"}  # noqa: E731
     kinds = data.draw(st.sampled_from([x for x in PAIRS + WIDE_PAIRS * wide if not bias.sided or of_integers(x)]))
     anything = lambda d: not bias.rounded and (wide or np.dtype(d).itemsize <= 4)  # noqa: E731
@@ -266,7 +266,7 @@ def test_attention_and_its_derivatives_at_any_positions(
     parts = (draw(st.integers(-1, 1), queries), draw(st.integers(-1, 1), keys)) if segmented else None
     sides = dict(query_positions=i, key_positions=j) if placed else {}
     sides |= dict(zip(("query_segments", "key_segments"), parts or (), strict=False))
-    call, truth, _ = BIASES[bias].beside(2) if bias else (None, lambda d, i, after: np.zeros((2, *d.shape[-2:])), None)
+    call, truth = BIASES[bias].beside(2) if bias else (None, lambda d, i, after: np.zeros((2, *d.shape[-2:])))
     at, d, after = exact_tile(i, j)
     added = truth(d.astype(np.float64), at, after).astype(np.float32)
     sinks = None if sinks is None else np.float32(sinks)

@@ -7,6 +7,7 @@
 - On Explicit axes of a mesh each argument shards its axes of the bias.
 """
 
+import bisect
 import functools
 import re
 
@@ -38,19 +39,25 @@ def bias(source, x, table, settings, i=AT, j=THERE):
     return pe.content_bias(i, j, table, **{source: x}, **settings)
 
 
-def formula(source, x, table, settings, i=AT, j=THERE):
+def exact(source, x, table, settings, i=AT, j=THERE):
+    """The rows of offsets, the content and the table with all heads, and whether it is the content of keys."""
     given = {name: value for name, value in settings.items() if name != "out_of_range"}
     rows = biases.content_rows(i, j, len(table), nearest=settings.get("out_of_range") == "nearest", **given)
     table = table if table.ndim == 3 else table[:, None]
     heads = max(x.shape[-2], table.shape[1])
     x, table = (np.broadcast_to(a, (*a.shape[:-2], heads, WIDTH)) for a in (x, table))
-    return biases.content(rows, x, table, source == "key")
+    return rows, x, table, source == "key"
+
+
+def formula(*arguments):
+    return biases.content(*exact(*arguments))
 
 
 def check(source, x, table, settings, i=AT, j=THERE):
-    """Values and tangents are the formula's, and reverse mode is the transpose of forward mode."""
+    """Values, tangents and cotangents are the formula's."""
     dx, dt = normal(7, *x.shape), normal(8, *table.shape)
-    want = formula(source, x, table, settings, i, j)
+    operands = exact(source, x, table, settings, i, j)
+    want = biases.content(*operands)
     dy = normal(9, *want.shape)
 
     @jax.jit
@@ -64,7 +71,11 @@ def check(source, x, table, settings, i=AT, j=THERE):
     assert y.dtype == np.float32
     assert_within(y, want, 4e-6, against=FORMULA)
     assert_within(forward, tangent, 1e-5, against=f"the tangent of {FORMULA}")
-    np.testing.assert_allclose(np.vdot(back[0], dx) + np.vdot(back[1], dt), np.vdot(dy, forward), rtol=1e-4)
+    of_x, of_table = biases.content_back(*operands, dy)
+    of_x = of_x.sum(-2, keepdims=True) if x.shape[-2] == 1 else of_x
+    of_table = of_table if table.ndim == 3 else of_table.sum(1)
+    for got, cotangent in zip(back, (of_x.reshape(x.shape), of_table), strict=True):
+        assert_within(got, cotangent, 1e-5, against=f"the cotangent of {FORMULA}")
 
 
 # whose content it is, its heads, the shape of the table without features, and the settings
@@ -139,12 +150,11 @@ def test_every_distance_is_in_its_bucket(rows, max_distance):
     np.testing.assert_array_equal(got, np.clip(np.add(want, rows // 2), 0, rows - 1))
 
 
-def test_edges_beyond_all_integers():
-    """Of a max_distance beyond 64 bits too, the edges within them are exact."""
-    edges, within = content._edges(256, 10**20), 122
-    assert edges[within - 1] < 2**64 <= min(edges[within:])
-    for k, edge in enumerate(edges[:within]):
-        assert [biases.log_bucket(d, 256, 10**20) for d in (edge - 1, edge)] == [128 + k, 129 + k]
+@pytest.mark.parametrize(("span", "max_distance"), [(6, 82), (4, 1000), (5, 7), (128, 5000), (256, 10**20)])
+def test_every_edge_within_64_bits_is_where_its_bucket_begins(span, max_distance):
+    edges = [edge for edge in content._edges(span, max_distance) if edge < 2**64]
+    for d in {2**64 - 1, *edges, *(edge - 1 for edge in edges)}:
+        assert min(biases.log_bucket(d, span, max_distance), span) == span // 2 + bisect.bisect(edges, d)
 
 
 # Offsets without a row
@@ -182,12 +192,13 @@ LENGTH, ROWS = 13, 1201
 PLACES = {
     "one window": np.arange(LENGTH, dtype=np.int32),
     "one at the end": HIGHEST - np.arange(LENGTH, dtype=np.int32)[::-1],
+    "one offset more": np.int32([*range(LENGTH - 1), content._WINDOW // 2]),
     # further apart than one window of rows reaches; offset 424 is the first row of the third block
     "blocks": np.int32([0, 590, 424, 3, 512, 88, 500, 76, 301, 20, 444, 11, 598]),
 }
 
 
-@pytest.mark.parametrize("first", [-1188, 0])  # the last rows, or the first
+@pytest.mark.parametrize("first", [-1188, -600, 0])  # the last rows, those in the middle, or the first
 @pytest.mark.parametrize("name", PLACES)
 def test_a_long_table_is_read_in_a_window_or_in_blocks(name, first):
     x, table, i = normal(0, LENGTH, HEADS, WIDTH), normal(1, ROWS, HEADS, WIDTH), PLACES[name]
@@ -256,7 +267,10 @@ def test_cotangents_are_summed_outside_branches(on_cpu):
 # Arguments
 
 X, TABLE = normal(0, 5, HEADS, WIDTH), normal(1, 5, HEADS, WIDTH)
-TEN = np.repeat(TABLE, 2, 0)
+TEN, AXES = (
+    np.repeat(TABLE, 2, 0),
+    "the leading axes of query, (3,), must broadcast with those of positions, (2,) and ()",
+)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +281,7 @@ TEN = np.repeat(TABLE, 2, 0)
         ({"query": None, "key": X}, ValueError, "key must have shape (..., 7, 3 or 1, 4), by key_positions"),
         ({"query": X[:, :2]}, ValueError, "query must have shape (..., 5, 3 or 1, 4), by query_positions"),
         ({"query": X[..., :3], "table": TABLE[:, 0]}, ValueError, "query must have shape (..., 5, heads, 4)"),
-        ({"query": X[None].repeat(3, 0), "query_positions": np.zeros((2, 5), int)}, ValueError, "the leading axes of"),
+        ({"query": X[None].repeat(3, 0), "query_positions": np.zeros((2, 5), int)}, ValueError, AXES),
         ({"table": TABLE[0, 0]}, ValueError, "table must have shape (rows, heads, features)"),
         ({"table": TABLE[:0]}, ValueError, "table must have shape"),
         ({"table": TABLE[:4]}, ValueError, "first must be given for a table with an even number"),

@@ -14,7 +14,7 @@ import pytest
 
 import posenc_jax as pe
 from helpers.closeness import assert_within
-from oracles import recorded
+from oracles import biases, recorded
 
 PEERS = recorded.read("biases")
 
@@ -22,6 +22,8 @@ PEERS = recorded.read("biases")
 @pytest.mark.parametrize("peer", PEERS["alibi"], ids=lambda peer: f"{peer['heads']} heads")
 def test_alibi_beside_bloom_and_mpt(peer):
     ours = np.asarray(pe.alibi(np.array([8]), np.arange(9), peer["heads"]), np.float64)[:, 0]
+    want = biases.alibi(biases.tile([8], range(9)), biases.slopes(peer["heads"]))
+    np.testing.assert_allclose(ours, want[:, 0], rtol=2e-7)
     bloom, mpt = np.array(peer["bloom"]), np.array(peer["mpt"])  # at keys 1 and 8, and at keys 0 and 7
     # BLOOM's grows with the key: the query's own is subtracted, which a softmax does not see.
     np.testing.assert_allclose(ours[:, 1], bloom[:, 0] - bloom[:, 1], rtol=1e-6)

@@ -7,6 +7,7 @@
 - On TPUs both are matrix products, of the same values and derivatives.
 """
 
+import bisect
 import re
 
 import jax
@@ -68,6 +69,17 @@ def test_every_distance_is_in_its_bucket(rows, max_distance):
     np.testing.assert_array_equal(after[1:], np.add(want, rows)[1:])
 
 
+EDGES = [(2, 2), (3, 500), (5, 500), (8, 5), (8, 6), (8, 4 * 5**4), (12, 6 * 10**6), (3, 2**32), (3, 10**30)]
+EDGES += [(16, 10**4), (16, 2**31), (16, 2**32 - 1), (16, 2**35), (16, 10**30)]
+
+
+@pytest.mark.parametrize(("rows", "max_distance"), EDGES)
+def test_every_edge_is_where_its_bucket_begins(rows, max_distance):
+    edges = learned._edges(rows, max_distance)
+    for d in {2**63 - 2, *edges, *(edge - 1 for edge in edges)}:
+        assert bisect.bisect(edges, d) == bucket(d, rows, max_distance)
+
+
 def test_the_derivative_by_the_table_counts_beyond_2_to_the_24():
     n = 4200  # all in one bucket: a sum of ones in float32, one after the other, ends at 16,777,216
     same = np.zeros(n, np.int32)
@@ -97,7 +109,7 @@ def test_fire_beside_the_code_of_its_paper(peer):
     assert_within(got, peer["bias"], 1e-6, against="keys after the query too, the paper's code")
 
 
-@pytest.mark.parametrize("scalar", [float, np.asarray, jnp.bfloat16.dtype.type])
+@pytest.mark.parametrize("scalar", [float, np.asarray, lambda x: jax.device_put(np.asarray(x, "bfloat16"))])
 def test_c_and_threshold_are_numbers_or_arrays(scalar):
     at, mlp = np.arange(0, 90, 8), (normal(4), normal(4), normal(4, 2), normal(2))
     want = biases.fire(biases.tile(at, at), at[:, None], mlp, 0.125, 64.0)
@@ -112,24 +124,25 @@ def test_the_perceptron_on_every_platform(lowering):
 
 
 P, TABLE, H = np.arange(4), np.ones((32, 3), np.float32), np.ones(3, np.float32)
+LIMIT = "must be from 1.2e-38 to 3.4e+38 for float32"
 
 
 @pytest.mark.parametrize(
-    ("positions", "table", "settings", "error", "match"),
+    ("table", "settings", "error", "match"),
     [
-        (P, TABLE[0], {}, ValueError, "table must have shape (buckets, heads)"),
-        (P, TABLE[:, :0], {}, ValueError, "table must have shape (buckets, heads)"),
-        (P, TABLE[:31], {}, ValueError, "table must have an even number of rows, at least 4"),
-        (P, TABLE[:2], {}, ValueError, "table must have an even number of rows, at least 4"),
-        (P, TABLE[:1], {"bidirectional": False}, ValueError, "table must have at least 2 rows"),
-        (P, TABLE, {"max_distance": 8}, ValueError, "max_distance must be above 8"),
-        (P, TABLE, {"max_distance": 128.0}, TypeError, "max_distance must be an integer"),
-        (P, TABLE, {"bidirectional": 1}, TypeError, "bidirectional must be True or False"),
+        (TABLE[0], {}, ValueError, "table must have shape (buckets, heads)"),
+        (TABLE[:, :0], {}, ValueError, "table must have shape (buckets, heads)"),
+        (TABLE[:31], {}, ValueError, "table must have an even number of rows, at least 4"),
+        (TABLE[:2], {}, ValueError, "table must have an even number of rows, at least 4"),
+        (TABLE[:1], {"bidirectional": False}, ValueError, "table must have at least 2 rows"),
+        (TABLE, {"max_distance": 8}, ValueError, "max_distance must be above 8"),
+        (TABLE, {"max_distance": 128.0}, TypeError, "max_distance must be an integer"),
+        (TABLE, {"bidirectional": 1}, TypeError, "bidirectional must be True or False"),
     ],
 )
-def test_arguments_of_t5_that_raise(positions, table, settings, error, match):
+def test_arguments_of_t5_that_raise(table, settings, error, match):
     with pytest.raises(error, match="^t5: " + re.escape(match)):
-        pe.t5(positions, P, table, **settings)
+        pe.t5(P, P, table, **settings)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +157,9 @@ def test_arguments_of_t5_that_raise(positions, table, settings, error, match):
         ({"b2": H[:0], "w2": TABLE[:3, :0]}, ValueError, "mlp must have shapes"),
         *(({n: P}, TypeError, f"{n} of mlp must be a float array of shape") for n in ("w1", "b1", "w2", "b2")),
         ({"c": 0}, ValueError, "c must be positive"),
-        ({"threshold": 1e39}, ValueError, "threshold must be from"),
-        ({"c": 1e-20, "threshold": 1e-20}, ValueError, "c times the threshold must"),
-        ({"c": 1e29}, ValueError, "c times a distance of 2³² must"),
+        ({"threshold": 1e39}, ValueError, f"threshold {LIMIT}"),
+        ({"c": 1e-20, "threshold": 1e-20}, ValueError, f"c times the threshold {LIMIT}"),
+        ({"c": 1e29}, ValueError, f"c times a distance of 2³² {LIMIT}"),
         ({"c": H}, ValueError, "c must be a scalar"),
     ],
 )
