@@ -1,6 +1,7 @@
-"""Where tokens stand: one position for a sequence is an error, so is none for a single token, and one that returns.
+"""Where tokens stand: one position for a sequence is an error, and so is none for a single token.
 
-What has no sequence may have one position, a length that is not known is taken, and so are caches, shards and images.
+What has no sequence may have one position, and a length that is not known is taken. Positions that return are in
+tests/unit/attention/test_attention_parser.py.
 """
 
 import functools
@@ -119,99 +120,11 @@ def test_one_query_and_one_key_need_no_position():
         np.testing.assert_array_equal(jax.jit(lambda *x: attend(*x))(q, k, v), v)  # noqa: B023
 
 
-# Rows that return to a position
-
-LAST = np.iinfo(np.int32).max
-BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
-
-
-def attend(queries, keys, **options):
-    """The type of the result, whose trace checks the positions."""
-    q, k = (jax.ShapeDtypeStruct((2, np.shape(p)[-1], 2, 4), np.float32) for p in (queries, keys))
-    where = {"query_positions": np.int32(queries), "key_positions": np.int32(keys)}
-    return jax.eval_shape(lambda q, k: pe.attention(q, k, k, **where | options), q, k)
-
-
-SEEN_TWICE = {
-    "packed": ([0, 1, 2, 3, 0, 1, 2, 3],) * 2,
-    "packed, a row of two": ([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]],) * 2,
-    "padding on the right": ([0, 1, 2, 0, 0],) * 2,
-    "a tree of drafts": ([5, 6, 7], [0, 1, 2, 3, 4, 5, 6, 5, 6]),
-    "a step in a packed row": ([2], [0, 1, 2, 0, 1, 2, LAST, LAST]),
-    "two slots of a token": ([5], [5, LAST, 5]),
-    "where differences wrap": ([LAST - 1], [LAST - 1, -LAST, LAST - 1]),
-    "seen by some row": ([[0], [4]], [4, 5, 4]),
-}
-SEEN_ONCE = {
-    "a sequence": (range(8),) * 2,
-    "far apart": ([-(2**31), 0, LAST - 1],) * 2,
-    "a ring": ([13], [8, 9, 10, 11, 12, 13, 6, 7]),
-    "a ring of several laps, chunks and rejected drafts": ([12, 13], [8, 9, 10, 11, 12, 13, 14, 15, 4, 5, 6, 7]),
-    "a ring that fills, in batch": ([[2], [9]], [[0, 1, 2, LAST], [8, 9, 6, 7]]),
-    "slots that were never written first": ([1], [LAST, LAST, 0, 1]),
-    "zigzag, an image inside a chunk": ([0, 1, 1, 6, 7], [0, 1, 1, 6, 7, 2, 3, 4, 5]),
-    "striped": ([0, 2, 4, 6], [0, 2, 4, 6, 1, 3, 5, 7]),
-    "pages": ([9], [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, LAST, LAST]),
-    "sinks and a ring": ([9], [0, 1, 8, 9, 6, 7]),
-    "backwards": (range(8)[::-1],) * 2,
-    "slots that hold nothing": ([[LAST, LAST, 0, 1], [0, 1, 2, 3]], [[LAST, LAST, 0, 1, LAST], [0, 1, 2, 3, LAST]]),
-    "remainders that are equal": ([9999], [0, 5000, 1, 64, 2, 128]),
-    "an image at one position": ([0, 1, 1, 1, 1, 2],) * 2,
-    "padding on the left": ([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]],) * 2,
-    "what no query sees": ([3], [0, 1, 2, 3, 7, 8, 7]),
-    "no key": ([3], []),
-    "no query": ([], [0, 1, 0]),
-}
-
-
-@pytest.mark.parametrize("options", BY_POSITION)
-@pytest.mark.parametrize("name", SEEN_TWICE)
-def test_a_position_that_returns_is_refused(name, options):
-    message = (
-        r"^attention: key_positions must not return to a position after another, got -?\d+ twice in a row of keys: "
-    )
-    with pytest.raises(ValueError, match=message + "pass query_segments"):
-        attend(*SEEN_TWICE[name], **options)
-
-
-@pytest.mark.parametrize("options", BY_POSITION)
-@pytest.mark.parametrize("name", SEEN_ONCE)
-def test_caches_shards_and_images_are_taken(name, options):
-    attend(*SEEN_ONCE[name], **options)
-
-
-PACKED = np.int32([0, 1, 2, 3, 0, 1, 2, 3])
-DOCUMENTS = np.int32([0, 0, 0, 0, 1, 1, 1, 1])
-TOLD_APART = {
-    "segments": {"query_segments": DOCUMENTS, "key_segments": DOCUMENTS},
-    "a mask of queries and keys": {"mask": np.equal.outer(DOCUMENTS, DOCUMENTS)[None, None]},
-    "slots as orders": {"query_order": np.arange(8), "key_order": np.arange(8)},
-    "positions as orders": {"query_order": PACKED, "key_order": PACKED},
-    "a bias of tokens": {
-        **{"query_data": np.ones((1, 8, 1)), "key_data": np.ones((1, 8, 1))},
-        "bias": lambda i, j, a, b: jnp.zeros((2, 8, 8)),
-    },
-    "keys that are hidden": {"mask": np.arange(8)[None, None, None] < 4},
-    "both directions": {"causal": False},
-}
-
-
-@pytest.mark.parametrize("name", TOLD_APART)
-def test_what_tells_tokens_apart_is_taken(name):
-    attend(PACKED, PACKED, **{"causal": True} | TOLD_APART[name])
-
-
-@pytest.mark.parametrize("mask", [np.ones((1, 1, 1, 8), bool), np.array([False, True])[None, :, None, None]])
-def test_a_mask_of_padding_or_of_one_head_tells_no_tokens_apart(mask):
-    with pytest.raises(ValueError, match="key_positions must not return"):
-        attend(PACKED, PACKED, causal=True, mask=mask)
-
-
-def test_a_flax_layer_says_so_too():
-    x = jnp.ones((1, 8, 2, 8))
+def test_a_flax_layer_rejects_positions_that_return():
+    x, packed = jnp.ones((1, 8, 2, 8)), np.int32([0, 1, 2, 3, 0, 1, 2, 3])
     layer = nnx.positional_attention(rotation=8, attention=functools.partial(pe.attention, causal=True))
     message = "^positional_attention: input_positions must not return to a position after .* pass mask=SegmentMask"
     with pytest.raises(ValueError, match=message):
-        layer(x, x, x, input_positions=PACKED)
+        layer(x, x, x, input_positions=packed)
     every = nnx.SegmentMask(np.ones(8, np.int32))
-    jax.eval_shape(lambda x: layer(x, x, x, input_positions=PACKED, mask=every), x)
+    jax.eval_shape(lambda x: layer(x, x, x, input_positions=packed, mask=every), x)

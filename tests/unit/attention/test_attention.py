@@ -105,7 +105,7 @@ def test_half_precision(bias):
     assert y.dtype == jnp.bfloat16 and residual.dtype == jnp.float32
     assert [a.dtype for a in by.values()] == [x[name].dtype for name in by]
     want, of_sums, want_by = exact(case, x, *dy)
-    check((y, by), (want, want_by), 4 * 2.0**-7)
+    check((y, by), (want, want_by), 3 * 2.0**-7)
     if "slopes" in x:
         assert_within(residual, of_sums, 2e-5, against=FORMULA)
 
@@ -231,7 +231,8 @@ def test_a_mask_of_more_queries_than_a_word_has_bits():
     seen[0, ..., :25] = False
     y, by = jax.jit(functools.partial(gradients, functools.partial(pe.attention, mask=seen, block_size=40)))(q, k, v)
     want = dense(q, k, v, seen=seen)
-    check((y, by), (want.y, tuple(want.back(y)[:3])), 2e-5)
+    check(y, want.y, 2e-6)
+    check(by, tuple(want.back(y)[:3]), 2e-5)
 
 
 # Numbers at the ends of their ranges
@@ -308,7 +309,7 @@ def test_keys_may_come_in_parts():
         together = jnp.logaddexp(of_a, of_b)
         return a * jnp.exp(of_a - together)[..., None] + b * jnp.exp(of_b - together)[..., None], together
 
-    check(jax.jit(merged)(x), exact(case, x)[:2], 2e-6)
+    check(jax.jit(merged)(x), exact(case, x)[:2], 1e-6)
 
 
 def test_steps_with_a_ring_of_a_cache_are_rows_of_the_whole():

@@ -90,21 +90,33 @@ def test_what_is_rejected(error, change, match):
 
 # Positions that return
 
-# tests/properties/test_one_position.py has more of them
 LAST = np.iinfo(np.int32).max
 RETURNS = {
     "packed, a row of two": ([[0, 1, 2, 3], [0, 1, 0, 1]],) * 2,
+    "padding on the right": ([0, 1, 2, 0, 0],) * 2,
     "a tree of drafts": ([5, 6], [0, 1, 2, 3, 4, 5, 6, 5, 6]),
+    "a step in a packed row": ([2], [0, 1, 2, 0, 1, 2, LAST, LAST]),
     "two slots of a token": ([5], [5, LAST, 5]),
     "where differences wrap": ([LAST - 1], [LAST - 1, -LAST, LAST - 1]),
     "at the first and the last position that are seen": ([4], [4, 1, 4]),
+    "seen by some row": ([[0], [4]], [4, 5, 4]),
 }
 STAYS = {
+    "far apart": ([-(2**31), 0, LAST - 1],) * 2,
     "a ring": ([13], [8, 9, 10, 11, 12, 13, 6, 7]),
+    "a ring of several laps, chunks and rejected drafts": ([12, 13], [8, 9, 10, 11, 12, 13, 14, 15, 4, 5, 6, 7]),
+    "a ring that fills, in a batch": ([[2], [9]], [[0, 1, 2, LAST], [8, 9, 6, 7]]),
+    "sinks and a ring": ([9], [0, 1, 8, 9, 6, 7]),
+    "pages": ([9], [4, 5, 6, 7, 0, 1, 2, 3, 8, 9, LAST, LAST]),
+    "zigzag, an image inside a chunk": ([0, 1, 1, 6, 7], [0, 1, 1, 6, 7, 2, 3, 4, 5]),
+    "striped": ([0, 2, 4, 6], [0, 2, 4, 6, 1, 3, 5, 7]),
+    "backwards": (range(8)[::-1],) * 2,
+    "padding on the left": ([[0, 0, 0, 1, 2], [0, 1, 2, 3, 4]],) * 2,
     "padding on the left, and empty slots": ([[LAST, 0, 1], [0, 1, 2]], [[LAST, 0, 1, LAST], [0, 1, 2, LAST]]),
     "remainders that are equal": ([9999], [0, 5000, 1, 64, 2, 128]),
     "an image at one position": ([0, 1, 1, 1, 2],) * 2,
     "what no query sees": ([3], [0, 1, 2, 3, 7, 8, 7]),
+    "no key": ([3], []),
     "no query": ([], [0, 1, 0]),
 }
 BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
@@ -119,7 +131,7 @@ def attend(queries, keys, **options):
 
 @pytest.mark.parametrize("name", RETURNS)
 def test_a_position_that_returns_is_rejected(name):
-    match = r"^attention: key_positions must not return to .* got -?\d+ twice .*: pass query_segments.*"
+    match = r"^attention: key_positions must not return to .* got -?\d+ twice in a row of keys: pass query_segments.*"
     for options in BY_POSITION:
         remedy = "orders" if options.get("causal") else "mask of queries and keys$"
         with pytest.raises(ValueError, match=match + remedy):
@@ -127,7 +139,7 @@ def test_a_position_that_returns_is_rejected(name):
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_caches_padding_and_images_do_not_return(name):
+def test_caches_shards_padding_and_images_do_not_return(name):
     for options in BY_POSITION:
         attend(*STAYS[name], **options)
 
@@ -138,7 +150,8 @@ TOLD_APART = {
     "segments": {"query_segments": PARTS, "key_segments": PARTS},
     "a mask of queries and keys": {"mask": np.equal.outer(PARTS, PARTS)[None, None]},
     "a mask that hides what returns": {"mask": np.arange(8)[None, None, None] < 4},
-    "orders": {"query_order": np.arange(8), "key_order": np.arange(8)},
+    "slots as orders": {"query_order": np.arange(8), "key_order": np.arange(8)},
+    "positions as orders": {"query_order": P, "key_order": P},
     "data": {"query_data": np.ones((1, 8, 1), F), "bias": lambda i, j, a, b: jnp.zeros((2, 8, 8))},
 }
 

@@ -110,7 +110,7 @@ def test_a_program_has_the_values_of_its_bias(name):
     for program, (counts, _), (got, want) in zip(programs, cases, results, strict=True):
         assert hash(program) is not None
         assert steps in (program.kind, len(program.steps)) if counts is None else program.kind == kind
-        bound = 0 if program.kind in ("table", "near") else 2e-6 * np.maximum(1, np.abs(want))
+        bound = 0 if program.kind in ("table", "near") else 1e-6 * np.maximum(1, np.abs(want))
         assert_within(got, want, bound, against=f"the bias, counts {counts}")
 
 
