@@ -74,10 +74,11 @@ def config_of(case):
 
 
 def check_message(message, config):
-    """It names the function once, and a key of the config or one that is missing."""
+    """It names the function once, a key of the config or one that is missing, and a value."""
     assert message.startswith("rotary_from_config: ") and message.count("rotary_from_config: ") == 1
     keys = {str(key) for m in mappings(config) for key in m} | SPOKEN_OF
     assert " missing" in message or keys & {*re.findall(r"\w+", message)}
+    assert re.search(r" = |, got |'|is missing|must be given|layer types \[|keys that are strings", message)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from helpers.rope import bound_of_float32
 from oracles import recorded
 from posenc_jax.hf import plan_to_config, rotary_from_config
 
@@ -17,7 +16,8 @@ REFUSED = {
     "infimm-zephyr ipex-yuan logics-thinking telechat-115b telechat-12b-v2 telechat-7b yuan2-2b",
     "text_config is missing": "ipex-llava ome-llava-v1.5-7b step-3.7-flash step-3.7-flash-fp8",
     "the key rope_local_base_freq = 10000.0 is not read by model_type 'gemma4": "et-gemma4-e2b et-gemma4-e4b",
-    "rope_theta is missing: its default is": "fuyu-8b ome-command-r-35b",  # and 8e6 in the latter's file
+    "rope_theta is missing: its default is 10000.0 since transformers 5.0 and 25000.0 before": "fuyu-8b",
+    "its default is 500000.0 since transformers 5.0 and 10000.0 before": "ome-command-r-35b",  # and 8e6 in its file
     "the larger models of this type have ALiBi": "ipex-baichuan",
     "the key rope_scaling.mrope_section = .* is not read": "specforge-qwen2-5-vl-7b-eagle3 "
     "specforge-qwen2.5-vl-32b-eagle3",
@@ -42,5 +42,5 @@ def test_a_published_config_is_read(name):
         if layer.rotary_dim:
             amplitude, *frequencies = SPECTRA[number]
             ours = np.sort(layer.frequencies.angular)[::-1]
-            np.testing.assert_allclose(ours, frequencies, rtol=bound_of_float32(1e8), atol=0)
+            np.testing.assert_allclose(ours, frequencies, rtol=recorded.bound_of_float32(1e8))
             assert layer.frequencies.attention_factor == pytest.approx(amplitude, rel=2e-7)

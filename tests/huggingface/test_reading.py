@@ -105,12 +105,7 @@ READ = [
     row("exaone", "2 x 128/128 500000", num_layers=2, transformers_version="v5.24"),
     row("persimmon", "36 x 32/64 25000", transformers_version="4.9"),
     row("modernbert-decoder", "22 x 64/64 160000", transformers_version="4.57.0"),
-    row(
-        "modernbert-decoder",
-        "1 x 64/64 160000, 1 x 64/64 10000",
-        num_hidden_layers=2,
-        transformers_version="5.0.0",
-    ),
+    row("modernbert-decoder", "1 x 64/64 160000, 1 x 64/64 10000", num_hidden_layers=2, transformers_version="5.0.0"),
     row(
         "qwen3_vl_text",
         "32 x 128/128 5e+06 mrope_interleaved=True mrope_section=(24, 20, 20)",
@@ -309,12 +304,7 @@ READ = [
         num_hidden_layers=2,
         layer_types=[SLIDING, SLIDING],
     ),
-    row(
-        "llama",
-        "1 x 128/128 10000, 1 x 64/64 10000",
-        num_hidden_layers=2,
-        per_layer_config={"1": {"head_dim": 64}},
-    ),
+    row("llama", "1 x 128/128 10000, 1 x 64/64 10000", num_hidden_layers=2, per_layer_config={"1": {"head_dim": 64}}),
     row(
         "mimo_v2",
         "1 x 192/192 5e+06 factor=2.0 rope_type=linear, 1 x 64/192 10000",

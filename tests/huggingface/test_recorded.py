@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.rope import bound_of_float32
 from oracles import recorded, rotations, spectra
 from posenc_jax.hf import frequencies_from_rope_parameters, plan_to_config, rotary_from_config
 
@@ -46,7 +45,7 @@ def test_a_model_type_has_the_values_of_its_class(case):
         np.reshape(x, (-1, 3)).T[[0, 2, 1]] for x in (ours, case["spectra"])
     )
     np.testing.assert_array_equal(exact, wanted)
-    np.testing.assert_allclose(slowest, slowest_wanted, rtol=bound_of_float32(1e8))
+    np.testing.assert_allclose(slowest, slowest_wanted, rtol=recorded.bound_of_float32(1e8))
 
 
 @pytest.mark.parametrize(("config", "key"), LEFT_OUT, ids=[f"{config['model_type']}-{key}" for config, key in LEFT_OUT])
@@ -74,7 +73,7 @@ def test_frequencies_are_the_true_ones_and_those_of_transformers(case):
     assert max(abs(a - b) for a, b in zip(found.cycles, spectra.turns(omega), strict=True)) <= 2
     for factor in (found.attention_factor, case["attention_factor"]):
         assert abs(factor - amplitude) <= 4e-16 * amplitude
-    np.testing.assert_allclose(case["frequencies"], found.angular, rtol=bound_of_float32(rope["rope_theta"]), atol=0)
+    np.testing.assert_allclose(case["frequencies"], found.angular, rtol=recorded.bound_of_float32(rope["rope_theta"]))
 
 
 # Models
@@ -99,10 +98,10 @@ def test_which_layers_rotate_and_how_they_are_scaled(name):
         assert ours.head_dim == theirs["q_attended"].shape[-1]
         assert (ours.rotary_dim > 0) == theirs["turns"]
         np.testing.assert_array_equal(theirs["k_attended"], theirs["k_rotated"])
-        factor = (
-            np.asarray(jax.jit(ours.query_scale)(model["scale_positions"]))[:, None, :, None] if ours.query_scale else 1
-        )
-        np.testing.assert_allclose(factor * theirs["q_rotated"], theirs["q_attended"], rtol=3e-7)
+        query, rtol = theirs["q_rotated"], 0
+        if ours.query_scale:
+            query, rtol = query * jax.jit(ours.query_scale)(model["scale_positions"])[:, None, :, None], 3e-7
+        np.testing.assert_allclose(query, theirs["q_attended"], rtol=rtol)
 
 
 @pytest.mark.parametrize(("name", "index"), ROTATING)
@@ -111,7 +110,7 @@ def test_a_layer_rotates_as_in_transformers(name, index):
     model, plan = MODELS[name], plan_of(MODELS[name])
     theirs, frequencies = model["layers"][index], plan.layers[index].frequencies
     base, amplitude = theirs["rope"]["rope_theta"], theirs["attention_factor"]
-    np.testing.assert_allclose(theirs["frequencies"], frequencies.angular, rtol=bound_of_float32(base), atol=0)
+    np.testing.assert_allclose(theirs["frequencies"], frequencies.angular, rtol=recorded.bound_of_float32(base))
     assert frequencies.attention_factor == pytest.approx(amplitude, rel=4e-16)
     rounded = frequencies.with_precision("float32").with_angular(theirs["frequencies"])
     rotate = jax.jit(lambda x, p: pe.rotary(x, p, rounded, layout=plan.layout, part=plan.part, head_axis=-3))

@@ -11,7 +11,7 @@ from oracles import recorded
 from posenc_jax.hf import rotary_from_config
 
 # The indexer of DeepSeek-V4's sparse layers is compared with transformers in parity/test_forward.py.
-CASES = {case["name"]: case for case in recorded.cases("hf_layers") if "sparse" not in case["name"]}
+CASES = {case["name"]: case for case in recorded.cases("hf_layers")}
 
 
 def linear(w, name, x, heads=None):

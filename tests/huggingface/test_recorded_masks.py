@@ -39,3 +39,8 @@ def test_the_row_is_the_models_mask(model, layers):
     np.testing.assert_allclose(got, seen / seen.sum(1, keepdims=True), rtol=0, atol=1e-6)
     assert options.get("scale", 8**-0.5) == pytest.approx(case["scale"])
     assert options.get("logits_soft_cap") == case["cap"]
+
+
+def test_every_recorded_layer_with_a_mask_has_a_row():
+    layers = [(model, kind) for model in RECORDED for kind in ("sliding", "full")]
+    assert {x for x in layers if "0" in str(RECORDED[x[0]].get(x[1]))} == ROWS.keys()

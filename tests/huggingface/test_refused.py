@@ -5,14 +5,11 @@ import re
 import pytest
 
 from helpers.plans import read, row
+from huggingface.test_reading import FULL, LINEAR, LISTS, SIZES, SLIDING
 from posenc_jax.hf._models import FACTS, MODELS
 from posenc_jax.hf._refused import REFUSED as TYPES_REFUSED
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-SIZES = {"hidden_size": 64, "num_attention_heads": 4}
-LINEAR = {"rope_type": "linear", "factor": 2.0}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2048.0, "original_max_position_embeddings": 512}
-LISTS = {"short_factor": [1.5] * 48, "long_factor": [2.5] * 48}
 REFUSED = [
     # values of the wrong kind
     row("exaone4", "sliding_window_pattern must be a number or letters L and G", sliding_window_pattern="LLS"),
@@ -144,11 +141,6 @@ REFUSED = [
     row("deepseek_v3", "score_scale must be finite", rope_scaling=YARN | {"mscale_all_dim": 1e200}),
     row(
         "llama",
-        "length must be given",
-        rope_scaling={"type": "dynamic", "factor": 2.0},
-    ),
-    row(
-        "llama",
         "max_position_embeddings is missing",
         max_position_embeddings=None,
         rope_scaling={"type": "dynamic", "factor": 2.0},
@@ -174,16 +166,9 @@ REFUSED = [
     ),
     # coordinates
     row("llama", "rope_parameters.mrope_section is missing", rope_parameters={"rope_type": "mrope"}),
+    row("qwen2_5_vl", "multi_section: sections must sum", head_dim=128, rope_scaling={"mrope_section": [16, 24, 20]}),
     row(
-        "qwen2_5_vl",
-        "multi_section: sections must sum",
-        head_dim=128,
-        rope_scaling={"mrope_section": [16, 24, 20]},
-    ),
-    row(
-        "qwen2_5_vl",
-        "rope_scaling.mrope_interleaved = True contradicts that",
-        rope_scaling={"mrope_interleaved": True},
+        "qwen2_5_vl", "rope_scaling.mrope_interleaved = True contradicts that", rope_scaling={"mrope_interleaved": True}
     ),
     row(
         "ernie4_5_vl_moe_text",
@@ -200,18 +185,9 @@ REFUSED = [
         num_hidden_layers=2,
         layer_types=["full", FULL],
     ),
-    row(
-        "",
-        "layer_types is missing",
-        num_hidden_layers=2,
-        rope_parameters={FULL: {}, SLIDING: {}},
-    ),
+    row("", "layer_types is missing", num_hidden_layers=2, rope_parameters={FULL: {}, SLIDING: {}}),
     row("llama", "rope_parameters must hold one set of settings", rope_parameters={FULL: {}}),
-    row(
-        "gemma3_text",
-        "rope_parameters must hold settings for each",
-        rope_parameters={"factor": 8.0},
-    ),
+    row("gemma3_text", "rope_parameters must hold settings for each", rope_parameters={"factor": 8.0}),
     row("gemma3_text", "rope_parameters.sliding_attention must be a mapping", rope_parameters={SLIDING: None}),
     row("zaya", "rope_parameters.hybrid is missing", rope_parameters={FULL: {}}),
     row(
@@ -229,12 +205,7 @@ REFUSED = [
         layer_types=[SLIDING],
     ),
     row("deepseek_v4", "compress_ratios must hold [0, 4, 128]", num_hidden_layers=2, compress_ratios=[0, 8]),
-    row(
-        "nemotron-nas",
-        "block_configs must have 4 items",
-        block_configs=[{}] * 3,
-        num_hidden_layers=4,
-    ),
+    row("nemotron-nas", "block_configs must have 4 items", block_configs=[{}] * 3, num_hidden_layers=4),
     row("bamba", "attn_layer_indices must be of the 2 layers", num_hidden_layers=2, attn_layer_indices=[7]),
     row("smollm3", "no_rope_layers must hold 6 times 0 or 1", num_hidden_layers=6, no_rope_layers=[1, 0]),
     row("granite_swa", "layer_rope_theta must hold 2 numbers", num_hidden_layers=2, layer_rope_theta=[1.0]),
@@ -251,10 +222,7 @@ REFUSED = [
         num_hidden_layers=1,
     ),
     row(
-        "deepseek_v4",
-        "the layer type 'full_attention' is not known",
-        num_hidden_layers=2,
-        layer_types=[SLIDING, FULL],
+        "deepseek_v4", "the layer type 'full_attention' is not known", num_hidden_layers=2, layer_types=[SLIDING, FULL]
     ),
     row(
         "deepseek_v4",
@@ -265,22 +233,12 @@ REFUSED = [
     # the widths
     row("", 'layout must be given, "half" or "interleaved"', head_dim=8, num_hidden_layers=1),
     row("", "hidden_size or n_embd or d_model is missing", num_hidden_layers=2),
-    row(
-        "",
-        "head_dim is missing, and hidden_size = 64 is",
-        num_hidden_layers=2,
-        hidden_size=64,
-        num_attention_heads=3,
-    ),
+    row("", "head_dim is missing, and hidden_size = 64 is", num_hidden_layers=2, hidden_size=64, num_attention_heads=3),
     row("deepseek_v3", "qk_nope_head_dim + qk_rope_head_dim must be at most 2²⁰", qk_nope_head_dim=2**20),
     row("deepseek_v3", "qk_rope_head_dim = 64 contradicts rotary_dim = 32", rotary_dim=32),
     row("deepseek_v4", "head_dim must be more than the 64 features that rotate", head_dim=61, qk_rope_head_dim=64),
     row("minimax_m3_vl_text", "partial_rotary_factor is missing", rotary_dim=64),
-    row(
-        "mistral4",
-        "rope_parameters.partial_rotary_factor = 0.5 contradicts qk_rope",
-        qk_nope_head_dim=128,
-    ),
+    row("mistral4", "rope_parameters.partial_rotary_factor = 0.5 contradicts qk_rope", qk_nope_head_dim=128),
     row("llama", "the width of model_type 'llama' = 64 contradicts rotary_dim = 32", head_dim=64, rotary_dim=32),
     row("phi", "partial_rotary_factor (of 30) must rotate an even number", head_dim=30),
 ]

@@ -5,13 +5,16 @@ import numpy as np
 import pytest
 
 from helpers.closeness import assert_within
-from helpers.towers import LATENT_GRID, LATENTS, OBJECTS
 from oracles import recorded
 from posenc_jax.hf import vision_rotary_from_config
 from posenc_jax.hf._towers import TOWERS
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
+# What memory attention attends to beside the patches of two frames.
+OBJECTS = 2  # pointers to objects, which do not rotate, after the frames
+LATENTS = 3  # of each frame in EdgeTAM's memory, without a place, before those of a grid
+LATENT_GRID = 2, 4
 
 
 def shapes_of(case):

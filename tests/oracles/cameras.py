@@ -1,4 +1,4 @@
-"""Camera RoPE in float64: matrices by `np.linalg.inv`, and attention by them, as the paper writes it."""
+"""Camera RoPE in float64: matrices by `np.linalg.inv`, and features times them."""
 
 import numpy as np
 

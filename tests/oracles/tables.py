@@ -6,9 +6,9 @@ from fractions import Fraction
 import numpy as np
 
 
-def keys(x, a):
-    """The kernel of Keys, 1981, equation 4, whose weights at whole distances are 1 and 0 for any a."""
-    x = abs(x)
+def keys(x):
+    """The kernel of Keys, 1981, equation 4, with the a of torch."""
+    x, a = abs(x), -0.75
     return (a + 2) * x**3 - (a + 3) * x**2 + 1 if x <= 1 else a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
 
 
@@ -38,9 +38,9 @@ def resampled(table, shape, kernel, *, align_corners=False, zeros_outside=False,
     return found
 
 
-def cubic(table, shape, a, **settings):
+def cubic(table, shape, **settings):
     """Cubic convolution along each axis but the last."""
-    return resampled(table, shape, lambda x: keys(x, a), **settings)
+    return resampled(table, shape, keys, **settings)
 
 
 def linear(table, shape, **settings):

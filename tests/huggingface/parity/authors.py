@@ -150,10 +150,10 @@ def biases(values):
     return {name: [case | compute(case) for case in values[name]] for name, compute in computed.items()}
 
 
-def alibi(case, length=9):
-    bloom = modeling("bloom").build_alibi_tensor(torch.ones(1, length), case["heads"], torch.float32)
-    mpt = modeling("mpt").build_mpt_alibi_tensor(case["heads"], length)
-    return {"bloom": bloom[:, 0, [1, length - 1]], "mpt": mpt[:, 0, [0, length - 2]]}
+def alibi(case):
+    bloom = modeling("bloom").build_alibi_tensor(torch.ones(1, 9), case["heads"], torch.float32)
+    mpt = modeling("mpt").build_mpt_alibi_tensor(case["heads"], 9)
+    return {"bloom": bloom[:, 0, [1, 8]], "mpt": mpt[:, 0, [0, 7]]}
 
 
 def buckets(case):

@@ -54,8 +54,7 @@ _GROUPS = {
     "cohere_compass_text": dict(
         layer_types=_SLIDING * 3,
         rope_parameters=dict(
-            sliding_attention=dict(rope_type="default", rope_theta=5e4, mrope_section=[24, 20, 20]),
-            full_attention=None,
+            sliding_attention=dict(rope_type="default", rope_theta=5e4, mrope_section=[24, 20, 20]), full_attention=None
         ),
     ),
     "dbrx": dict(

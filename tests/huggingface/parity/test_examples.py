@@ -55,6 +55,7 @@ CASES = {
 }
 TOKENS = np.random.default_rng(0).integers(3, VOCABULARY, (BATCH, LENGTH))
 MASK = np.arange(LENGTH) >= np.array([[0], [11]])  # of the second row, the left is padding
+FAR = np.int32(1_000_000)  # logits depend on offsets alone
 PACK = slice(0, 17), slice(17, 22), slice(22, LENGTH)
 
 
@@ -99,7 +100,7 @@ def test_logits_of_a_decoder(models):
 
     positions = np.asarray(pe.positions_from_mask(MASK))
     padded, steps = theirs(model, TOKENS, MASK, np.where(MASK, positions, 0)), [CHUNK, *range(CUT, LENGTH)]
-    placed = np.where(MASK, positions, decoder.EMPTY).astype(np.int32)
+    placed = np.where(MASK, FAR + positions, decoder.EMPTY).astype(np.int32)
     cache, parts = models[1].new_cache(BATCH, LENGTH, CHUNK), []
     for tokens, p in zip(np.split(TOKENS, steps, 1), np.split(placed, steps, 1), strict=True):
         logits, cache = forward(state, tokens, p, cache)
@@ -110,7 +111,7 @@ def test_logits_of_a_decoder(models):
     for i, part in enumerate(PACK):
         ids[:, part] = i
     alone = [theirs(model, TOKENS[:, part], 0 * at[:, part] + 1, at[:, part] - part.start) for part in PACK]
-    packed = forward(state, TOKENS, np.asarray(pe.positions_from_segments(ids)), None, ids)[0]
+    packed = forward(state, TOKENS, FAR + np.asarray(pe.positions_from_segments(ids)), None, ids)[0]
     assert_close(packed, np.concatenate(alone, 1))
 
 

@@ -72,7 +72,7 @@ def compare(model_type, first, share):
             ours, inverse = np.sort(np.abs(ours)), np.sort(inverse)  # nanochat's code, not its class, goes backwards
             # Between two bounds, float32 rounds multiples of the frequency that the factor divides.
             rtol = max(3e-6, 2**-23 * dict(layer.settings).get("factor", 1))
-            np.testing.assert_allclose(ours, inverse, rtol=rtol, atol=0, err_msg=str(varied))
+            np.testing.assert_allclose(ours, inverse, rtol=rtol, err_msg=str(varied))
             assert layer.frequencies.attention_factor == pytest.approx(amplitude, rel=1e-6), varied
     return "read"
 

@@ -13,7 +13,7 @@ import transformers
 from embeddings import at_rest, config_of, model_class
 from transformers import AttentionInterface, vision_utils
 
-from helpers.towers import LATENT_GRID, LATENTS, OBJECTS
+from huggingface.test_towers import LATENT_GRID, LATENTS, OBJECTS
 
 # A class of the module, where it is not its model or its encoder.
 CLASSES = {

@@ -4,6 +4,7 @@ They stay apart from the formulas: their independence is the point.
 """
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +36,12 @@ def rotations():
                 layer.setdefault(f"{part}_rotated", layer[part])
                 layer.setdefault(f"{part}_attended", layer[f"{part}_rotated"])
     return about
+
+
+def bound_of_float32(base):
+    """How far the float32 ω that transformers computes may lie from the true one, relative.
+
+    It raises the base to an exponent rounded to 2⁻²⁵, which moves ω by ln(base)·2⁻²⁵; the power, quotients and
+    products add a unit of 2⁻²⁴ or so each.
+    """
+    return (math.log(base) / 2 + 5) * 2.0**-24
