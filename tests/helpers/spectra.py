@@ -17,7 +17,7 @@ from oracles.spectra import Real, exact_turns, floats
 WIDTHS = [(4, 10_000.0), (8, 10.0), (64, 150_000.0), (128, 500_000.0)]
 
 
-def assert_exact(got: pe.Frequencies, omegas: Iterable[Real], units: float = 2.01) -> None:
+def assert_exact(got: pe.Frequencies, omegas: Iterable[Real], units: float) -> None:
     """Within `units` of 2⁻¹²⁸ turn, and `angular` to the last place."""
     omegas = list(omegas)
     assert got.num_pairs == len(omegas) and got.dim == 2 * len(omegas)

@@ -81,14 +81,14 @@ def test_the_similarity_is_the_sum_of_cosines():
     got = similarity(offsets, 128)
     assert got.dtype == np.float32 and got[0] == 64
     want = encodings.offset_similarity(offsets, spectra.geometric(128, 10_000))
-    assert_within(got, want, 64 * 9e-8 + 4e-6, against="mpmath")
     scaled = similarity(offsets, pe.geometric(128).with_attention_factor(1.25))
-    assert_within(scaled, 1.25**2 * want, 2e-5, against="mpmath")
+    for product in (got, scaled / 1.25**2):
+        assert_within(product, want, 64 * 9e-8 + 4e-6, against="mpmath")
 
 
 def test_the_similarity_of_axes_is_a_sum_over_axes():
     want = encodings.offset_similarity([3, -8], spectra.geometric(8, 10_000)).sum()
-    assert_within(similarity(np.int32([3, -8]), pe.axial(16, 2)), want, 1e-5, against="mpmath")
+    assert_within(similarity(np.int32([3, -8]), pe.axial(16, 2)), want, 1e-6 * want, against="mpmath")
 
 
 def test_the_largest_amplitude():
@@ -110,9 +110,10 @@ def test_derivatives_of_a_shift():
     assert_derivatives(f, exact, x, k, OMEGA.astype(np.float32))
 
 
-def test_derivatives_of_the_matrix():
+def test_derivatives_of_the_matrix_and_of_the_similarity():
     exact = lambda k: rotations.matrix(np.sin(k * OMEGA), np.cos(k * OMEGA), "interleaved")  # noqa: E731
     assert_derivatives(lambda k: pe.rotation_matrix(k, 8), exact, np.float32(1.5))
+    assert_derivatives(lambda k: pe.offset_similarity(k, 8), lambda k: np.cos(k * OMEGA).sum(), np.float32(1.5))
 
 
 # Errors

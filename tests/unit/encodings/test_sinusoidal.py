@@ -59,11 +59,13 @@ def test_numbers_of_python_are_exact():
     assert np.isnan(pe.sinusoidal(float("nan"), 8)).all() and np.isnan(pe.sinusoidal(float("inf"), 8)).all()
 
 
-def test_an_axial_encoding_has_the_sines_of_each_axis_and_then_the_cosines():
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_an_axial_encoding_has_the_features_of_each_axis_or_the_sines_and_then_the_cosines(layout):
     grid = 1000 * np.stack(np.meshgrid(np.arange(2), np.arange(3), indexing="ij"), -1)
-    first, second = (encodings.encode(grid[..., axis].ravel(), 8, layout="half") for axis in range(2))
-    want = np.concatenate([first[:, :4], second[:, :4], first[:, 4:], second[:, 4:]], -1).reshape(2, 3, 16)
-    assert_within(pe.sinusoidal(grid, pe.axial(16, 2), layout="half"), want, 9e-8, against="mpmath")
+    first, second = (encodings.encode(grid[..., axis].ravel(), 8, layout=layout) for axis in range(2))
+    halves = [first[:, :4], second[:, :4], first[:, 4:], second[:, 4:]]
+    want = np.concatenate(halves if layout == "half" else [first, second], -1).reshape(2, 3, 16)
+    assert_within(pe.sinusoidal(grid, pe.axial(16, 2), layout=layout), want, 9e-8, against="mpmath")
 
 
 def test_a_narrow_result_is_the_float32_value_rounded_once():

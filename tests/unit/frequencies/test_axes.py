@@ -135,10 +135,14 @@ def test_image_and_video_models_of_diffusers(case):
         (
             lambda: pe.multi_section(F, (1, 2, 3), interleaved=True),
             ValueError,
-            "multi_section: sections must give each",
+            "multi_section: sections must give each coordinate its pairs when they are dealt out in turn",
         ),
         (lambda: pe.multi_section(F, (2, 4), interleaved=1), TypeError, "multi_section: interleaved must be True"),
-        (lambda: pe.multi_section(pe.axial(12, 2), (3, 3)), ValueError, "multi_section: frequencies must have one"),
+        (
+            lambda: pe.multi_section(pe.axial(12, 2), (3, 3)),
+            ValueError,
+            "multi_section: frequencies must have one axis",
+        ),
         (lambda: pe.multi_section(np.ones(6), (3, 3)), TypeError, "multi_section: frequencies must be Frequencies"),
     ],
 )

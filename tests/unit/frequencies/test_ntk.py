@@ -46,18 +46,18 @@ def dynamic(dim, base, factor, original_max):
     return lambda length: pe.dynamic_ntk(dim, base, factor, original_max, length)
 
 
-@pytest.mark.parametrize(
-    ("dim", "base", "original_max", "factor"),
-    [(4, 1e4, 1, 1.5), (4, 1e4, 2048, 1e6), (64, 15e4, 1, 1e6), (64, 15e4, 2048, 1.0)],
-)
-def test_a_traced_length_gives_each_frequency_to_a_few_units(dim, base, original_max, factor):
+@pytest.mark.parametrize(("dim", "base"), [(4, 1e4), (64, 15e4)])
+@pytest.mark.parametrize("original_max", [1, 2048])
+def test_a_traced_length_gives_each_frequency_to_a_few_units(dim, base, original_max):
     lengths = np.array([original_max + 1, 3 * original_max + 7, 1_932_175_153, 2**31 - 1], np.int32)
-    found = jax.jit(jax.vmap(dynamic(dim, base, factor, original_max)))(lengths)
-    assert found.dtype == jnp.float32
-    for length, got in zip(lengths.tolist(), np.asarray(found), strict=True):
-        want = spectra.floats(spectra.dynamic_ntk(dim, base, factor, original_max, length))
-        bound = 4 * np.spacing(want.astype(np.float32)).astype(np.float64)
-        assert_within(got, want, bound, against=f"mpmath, length {length}")
+    factors = 1.0, 1.5, 8, 1e6
+    of_factors = [jax.vmap(dynamic(dim, base, factor, original_max)) for factor in factors]
+    for factor, found in zip(factors, jax.jit(lambda n: [f(n) for f in of_factors])(lengths), strict=True):
+        assert found.dtype == jnp.float32
+        for length, got in zip(lengths.tolist(), np.asarray(found), strict=True):
+            want = spectra.floats(spectra.dynamic_ntk(dim, base, factor, original_max, length))
+            bound = 4 * np.spacing(want.astype(np.float32)).astype(np.float64)
+            assert_within(got, want, bound, against=f"mpmath, factor {factor}, length {length}")
 
 
 @pytest.mark.parametrize("length", [-5, 0, 1, 2047, 2048])

@@ -72,7 +72,7 @@ LAST = "positions must have a last axis of size 2, one coordinate for each axis 
             AT[:, None, :2].repeat(3, 1),
             TWO,
             ValueError,
-            "positions of shape (2, 3, 2) must have the",
+            "positions of shape (2, 3, 2) must have the axis of coordinates last",
         ),
     ],
 )

@@ -28,8 +28,8 @@ def attend(bias):
     return pe.attention(X, X, X, bias=bias)
 
 
-def positional(bias=None, rotation=8, make=nnx_modules.positional_attention):
-    return make(rotation=rotation, bias=bias)(X, X, X)
+def positional(bias=None, rotation=8):
+    return nnx_modules.positional_attention(rotation=rotation, bias=bias)(X, X, X)
 
 
 # The name

@@ -1,5 +1,6 @@
 """`grid_positions`, against loops and against the tables of vision transformers, on grids that are not square."""
 
+import itertools
 import re
 
 import jax
@@ -12,12 +13,12 @@ from oracles import positions as loops
 
 
 @pytest.mark.parametrize(
-    ("shape", "order", "leading"),
-    [((7,), "row", 5), ((3, 5), "row", 0), ((3, 5), "column", 5), ((4, 1, 3), "row", 5), ((4, 1, 3), "column", 0)],
+    ("shape", "order"), [((7,), "row"), ((3, 5), "row"), ((3, 5), "column"), ((4, 1, 3), "row"), ((4, 1, 3), "column")]
 )
-def test_grids(shape, order, leading):
-    for sides in (shape, np.array(shape)):
-        got = pe.grid_positions(sides, order=order, leading=leading)
+def test_grids(shape, order):
+    cases = list(itertools.product((shape, np.array(shape)), (0, 1, 5)))
+    grids = jax.jit(lambda: [pe.grid_positions(sides, order=order, leading=leading) for sides, leading in cases])()
+    for (_, leading), got in zip(cases, grids, strict=True):
         assert got.dtype == np.int32
         np.testing.assert_array_equal(got, loops.grid(shape, order, leading))
 

@@ -19,18 +19,14 @@ from oracles import positions as loops
 RNG = np.random.default_rng(0)
 
 
-SHAPE = (2, 2, 51)
-
-
-@pytest.mark.parametrize(
-    ("shape", "padding"), [(SHAPE, None), (SHAPE, 0), (SHAPE, 2), (SHAPE, 99), ((1,), None), ((2, 0), 0)]
-)
-def test_segments(shape, padding):
-    ids = RNG.integers(-2, 3, shape).repeat(3, axis=-1)[..., : shape[-1]].astype(np.int32)
-    got = jax.jit(functools.partial(pe.positions_from_segments, padding=padding))(ids)
-    rows = [loops.segments(row, padding) for row in ids.reshape(int(np.prod(shape[:-1])), shape[-1]).tolist()]
-    assert got.dtype == np.int32
-    np.testing.assert_array_equal(got, np.reshape(rows, shape))
+@pytest.mark.parametrize("shape", [(1,), (2, 2, 51), (2, 0)])
+def test_segments(shape):
+    ids, paddings = RNG.integers(-2, 3, shape).repeat(3, axis=-1)[..., : shape[-1]].astype(np.int32), (None, 0, 2, 99)
+    every = jax.jit(lambda ids: [pe.positions_from_segments(ids, padding=padding) for padding in paddings])(ids)
+    for padding, got in zip(paddings, every, strict=True):
+        rows = [loops.segments(row, padding) for row in ids.reshape(int(np.prod(shape[:-1])), shape[-1]).tolist()]
+        assert got.dtype == np.int32
+        np.testing.assert_array_equal(got, np.reshape(rows, shape))
 
 
 def test_a_segment_that_comes_back_starts_again():
@@ -70,6 +66,7 @@ def test_every_nonzero_value_of_a_traced_mask_counts():
     [
         ([0, 3, 0, 0, 2, 0], 12),
         ([0] * 6, 12),
+        ([1] * 6, 12),
         ([2] * 6, 12),
         ([7, 1, 4, 0, 0, 0], 12),
         ([], 3),
