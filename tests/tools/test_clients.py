@@ -116,7 +116,7 @@ def test_a_patch_keeps_the_signature_the_docstring_and_the_checks():
     want = want.replace("numpy as jnp\n", "numpy as jnp\nimport posenc_jax as pe\n")
     want = want.replace("class Rope", "def cast(x):\n  return x\n\n\nclass Rope")
     assert new == want + "\n  def __call__(self, x, *, key=None):\n" + BODY
-    with pytest.raises(ValueError, match="Rope.__call__ takes .*, other takes"):
+    with pytest.raises(ValueError, match=r"Rope.__call__ takes \[.*'key'\], other takes \['x'\]"):
         patches.rewritten(THEIRS, OURS, {"Rope.__call__": "other"})
 
 

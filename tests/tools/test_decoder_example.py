@@ -113,10 +113,10 @@ def test_weights_of_16_bits(tmp_path):
 
 O_PROJ = "model.layers.1.self_attn.o_proj.weight"
 WRONG = {  # by what the message says: other settings, and other tensors
-    "model_type 'bert'": ({"model_type": "bert"}, {}),
-    "activation 'swish2'": ({"hidden_act": "swish2"}, {}),
+    "model_type 'bert' is not one of llama, mistral": ({"model_type": "bert"}, {}),
+    "activation 'swish2' is not one of silu": ({"hidden_act": "swish2"}, {}),
     "quantization_config": ({"quantization_config": {"bits": 4}}, {}),
-    "tie_word_embeddings": ({"tie_word_embeddings": True}, {}),  # beside a head
+    "tie_word_embeddings, but lm_head.weight is not": ({"tie_word_embeddings": True}, {}),  # beside a head
     "has, beside what the config asks for, model.layers.1": ({"num_hidden_layers": 1}, {}),
     f"lacks {O_PROJ}": ({}, {O_PROJ: None}),
     f"{O_PROJ} has shape \\(32, 31\\)": ({}, {O_PROJ: np.ones((32, 31), np.float32)}),
@@ -138,9 +138,9 @@ def test_a_folder_lacks_a_file_and_a_prompt_must_fit_into_the_cache(tmp_path):
     folder = write(tmp_path / "m", CONFIGS["llama"])
     model = checkpoint.load(folder)
     for prompts, start, message in [
-        ([[3], [3] * 9], 0, "prompt 2 has 9 tokens"),
-        ([[3, VOCABULARY]], 0, "prompt 1 has token 40"),
-        ([[3]], 2**31 - 8, "start must be from 0"),
+        ([[3], [3] * 9], 0, "prompt 2 has 9 tokens: the cache holds from 1 to 8"),
+        ([[3, VOCABULARY]], 0, "prompt 1 has token 40 of a vocabulary of 40"),
+        ([[3]], 2**31 - 8, "start must be from 0 to 2147483639"),
     ]:
         with pytest.raises(ValueError, match=message):
             generate.prefill(model, prompts, 8, start=start)

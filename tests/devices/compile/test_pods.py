@@ -28,7 +28,7 @@ MEAN = Case("", lambda x: x - x.mean(1, keepdims=True), (((1, N, 128), F32, P(No
 WHOLE = Case("", lambda p: pe.sinusoidal(p, 128), (((2**20,), I32, P(S)),), P(), length=2**20)
 
 
-@pytest.mark.parametrize(("case", "message"), [(TEXTBOOK, "temporaries"), (MEAN, "all-red"), (WHOLE, "all-gather")])
+@pytest.mark.parametrize(("case", "message"), [(TEXTBOOK, "temporaries"), (MEAN, "all-reduce"), (WHOLE, "all-gather")])
 def test_control(case, message):
     with pytest.raises(AssertionError, match=message):
         case.check(V5E, case.figures(V5E))

@@ -26,14 +26,15 @@ ROWS, QUERIES, KEYS = (np.arange(*of, dtype=np.int32) for of in ((64,), (100, 11
 class Case(NamedTuple):
     """A function and its arguments, whose first axes are of any size, but for those whose indices are in `fixed`.
 
-    Where a library function of the CPU's or a sum in an order of its own is in it, another version may round otherwise.
+    Where a library function of the CPU's or a sum in an order of its own is in a result, another version may round it
+    otherwise.
     """
 
     function: Callable[..., Any]
     arguments: tuple[np.ndarray, ...]
     fixed: tuple[int, ...] = ()
     derivative: bool = False  # by the last argument too
-    rounded: bool = False
+    rounded: tuple[str, ...] = ()  # names of results
     sharded: bool = False  # over eight devices
 
     @property
@@ -69,18 +70,18 @@ def cases():
     """Cases by name: each of another primitive, derivative or sharding; the rest of the library is made of these."""
     mixed, floats = (POSITIONS, X), POSITIONS.astype(np.float32) / 2**17
     triples = np.stack([POSITIONS, ROWS, ROWS // 2], -1)
-    with_derivative = {"derivative": True, "rounded": True}
+    rounded = {"derivative": True, "rounded": ("y", "dx")}
     return {
         "sinusoidal": Case(lambda p: pe.sinusoidal(p, DIM), (POSITIONS,)),
         "add_sinusoidal": Case(lambda p, x: pe.add_sinusoidal(x, p, scale=1.7), mixed, derivative=True),
-        "fourier_features": Case(pe.fourier_features, (X[:, :2], TABLE[:2]), fixed=(1,), **with_derivative),
+        "fourier_features": Case(pe.fourier_features, (X[:, :2], TABLE[:2]), fixed=(1,), **rounded),
         "rotary": Case(rotate, mixed, derivative=True),
         "rotary, float positions": Case(partial(rotate, layout="interleaved"), (floats, X), derivative=True),
         "rotary, sections": Case(partial(rotate, frequencies=pe.multi_section(DIM, (2, 2, 2))), (triples, X)),
         "pope": Case(lambda p, x: pe.pope(x, p, head_axis=None), mixed),
         "learned": Case(pe.learned, (ROWS % 32, TABLE), fixed=(1,), derivative=True),
-        "attention": Case(attend, (QUERIES, X[:48].reshape(3, 12, 4, 4)), fixed=(0, 1), **with_derivative),
-        "t5": Case(pe.t5, (QUERIES, KEYS, TABLE[:, :4]), fixed=(1, 2), **with_derivative),
+        "attention": Case(attend, (QUERIES, X[:48].reshape(3, 12, 4, 4)), fixed=(0, 1), **rounded),
+        "t5": Case(pe.t5, (QUERIES, KEYS, TABLE[:, :4]), fixed=(1, 2), derivative=True, rounded=("dx",)),
         "sharded": Case(sharded, mixed, fixed=(0, 1), sharded=True),
     }
 

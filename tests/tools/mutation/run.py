@@ -8,9 +8,9 @@ module in a process of its own, which runs the tests that reach its statement un
 room (`tests/unit/ROOM`, and `tests/huggingface` for `hf`), then the others, the cheapest case of every test first.
 
 `--default` uses the tests of `nox -s tests` alone, and `--own` those of the rooms named, in minutes. `--sample` draws
-so many mutants. `--without` leaves out tests that are to be deleted, by the
-beginnings of their names (`tests/unit/x.py::test`), and tries only the mutants that they reach. What becomes of a
-mutant is kept in `build/mutation` too, so that a run that is interrupted goes on.
+so many mutants. `--without` leaves out tests that are to be deleted, by the beginnings of their names
+(`tests/unit/x.py::test`), and tries only the mutants that they reach. What becomes of a mutant is kept in
+`build/mutation` too, so that a run that is interrupted goes on.
 
 The draw by which tests are cut must not be the one by which the cut is accepted: take another seed.
 
@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER, WORK = ROOT / "posenc_jax", ROOT / "build" / "mutation"
 FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.py"))
 # These look at other programs, at pages or at whole models.
-NOT_RUN = {f"test_{name}" for name in ("demo", "evidence", "findings", "docs", "benchmarks", "closeness", "mutation")}
+NOT_RUN = {f"test_{name}" for name in ("demo", "evidence", "docs", "benchmarks", "closeness", "mutation")}
 TESTS = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("tests/*", "tests/unit/*")
