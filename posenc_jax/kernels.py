@@ -220,7 +220,7 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
 
 def _check_floats(name: str, x: Any, dtype: Any = None) -> None:
     """Raises unless x is a tile of floats, of this dtype if one is given."""
-    x_dtype = getattr(x, "dtype", np.bool_) if hasattr(x, "shape") else np.bool_
+    x_dtype = x.dtype if checks.is_array(x) else np.bool_
     fits = jnp.issubdtype(x_dtype, jnp.floating) and dtype in (None, x_dtype)
     require_type(fits, name, "a float tile" if dtype is None else f"a {np.dtype(dtype)} tile", x)
 

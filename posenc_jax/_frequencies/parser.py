@@ -199,7 +199,7 @@ def refuse_one_position(
 
 def _refuse_ambiguous_axes(name: str, positions: Any, rows: tuple[int, ...], axes: int) -> None:
     """Raises if the last axis may hold coordinates or one position for each row, or if the first holds coordinates."""
-    shape = getattr(positions, "shape", ())
+    shape = positions.shape if checks.is_array(positions) else ()
     if axes == 1 or shape[-1:] not in ((1,), (axes,)):
         return
     message = (

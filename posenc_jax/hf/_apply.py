@@ -83,14 +83,15 @@ class LayerRotation(NamedTuple):
 
 def parse_layer(layer: Any, layers: Sequence[Any]) -> int | jax.Array:
     """The index of a layer of a plan, a Python integer unless it is traced."""
-    layer, count = unwrap_array(layer), len(layers)
+    layer = unwrap_array(layer)
     if not checks.is_concrete(layer):
-        head_dims = {each.head_dim for each in layers}
-        message = "layer must be a Python integer where head_dim differs between layers, got {}"
-        require(len(head_dims) == 1, message, sorted(head_dims))
+        widths = sorted({each.head_dim for each in layers})
+        require(not widths[1:], "layer must be a Python integer where head_dim differs between layers, got {}", widths)
         return checks.zero_dimensional("layer", layer, checks.Kind("an integer", floats=False))
-    layer = checks.integer("layer", layer.item() if getattr(layer, "ndim", None) == 0 else layer)
-    require(0 <= layer < count, "layer must be from 0 to {}, got {}", count - 1, layer)
+    if getattr(layer, "ndim", None) == 0 and jnp.issubdtype(layer.dtype, jnp.integer):
+        layer = layer.item()
+    layer = checks.integer("layer", layer)
+    require(0 <= layer < len(layers), "layer must be from 0 to {}, got {}", len(layers) - 1, layer)
     return layer
 
 
@@ -119,8 +120,9 @@ def rotate(
     With `moves`, x are rotated keys, whose amplitude stays, and positions are an offset, which all may share.
     """
     names: Any = {"name": "keys", "positions_name": "offset", "shared": True} if moves else {"name": "x"}
-    index = parse_layer(layer, plan.layers)
-    layers, index = ((plan.layers[index],), None) if isinstance(index, int) else (plan.layers, index)
+    layers, index = plan.layers, parse_layer(layer, plan.layers)
+    if isinstance(index, int):
+        layers, index = (layers[index],), None
     x = parse_width(x, _widths(layers, plan.layers), names["name"])
     rotations = tuple(
         LayerRotation(
@@ -136,8 +138,7 @@ def rotate(
         widest = max((each.frequencies for each in plan.layers), key=lambda f: f.num_axes)
         if widest.num_axes > 1:  # of other layers: query scales depend on the first coordinate
             positions = parse_positions("positions", positions, widest)[..., 0]
-    scales = [rotation.query_scale for rotation in rotations if rotation.query_scale]
-    names["reads_positions"] = bool(scales)
+    names["reads_positions"] = scales = any(rotation.query_scale for rotation in rotations)
     parsed = [
         parse_rotary(x, positions, frequencies, plan.layout, head_axis, plan.part, **names)
         for frequencies in rotating or [geometric(0)]  # a traced layer may choose any

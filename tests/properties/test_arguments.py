@@ -66,12 +66,14 @@ TOGETHER = {
     ("convert_layout", "axis"),
     ("prope", "intrinsics"),
     ("Frequencies", "cycles"),
+    ("prope", "x"),
 }
 TOGETHER |= {(name, "head_axis") for name in BARE} | {(name, "frequencies") for name in ("axial", "longrope")}
 TOGETHER |= {(name, argument) for name, row in BARE.items() if "from_tokens" in name for argument in row.given}
 # A finite position may have no row in the table, for which the valid call asks NaN, or may lead beyond float32.
 OUTSIDE = {("learned", "positions"), ("add_learned", "positions"), ("attention", "scale"), ("xpos", "scale_base")}
-OUTSIDE |= {("relative_position_bias", f"{side}_positions") for side in ("query", "key")}
+OUTSIDE |= {("relative_position_bias", name) for name in ("query_positions", "key_positions", "prefix")}
+OUTSIDE |= {("xpos", "gamma")}
 
 
 def is_finite(x):
@@ -94,7 +96,7 @@ def test_an_argument_is_right_or_refused_by_name(name, computed):
     )
     call(row.arguments)
     for i, argument in enumerate(row.given):
-        names = row.given if (name, argument) in TOGETHER else [argument]
+        names = [*row.given, "model_type"] if (name, argument) in TOGETHER else [argument]
         right = rf"{re.escape(public(name))}: .{{9}}.*"
         for junk in JUNK if MANY > 1 else JUNK[i % 8 :: 8]:  # by default an eighth, another for each argument
             try:

@@ -130,7 +130,7 @@ OF_ROWS = "add_sinusoidal", "shift", *(name for name in ENCODINGS if name.starts
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-@profile(4)
+@profile(3)
 @given(SHAPES, st.sampled_from([2, 4, 10]), st.sampled_from(["half", "interleaved"]), st.booleans(), st.data())
 def test_encodings_at_any_positions(name, shape, dim, layout, wide, data):
     TRIED["positions"] += 1
@@ -180,7 +180,7 @@ WIDE_PAIRS = [(np.float64,) * 2, (np.float64, np.int64), (np.float32, np.float64
 
 
 @pytest.mark.parametrize("name", BIASES)
-@profile(4)
+@profile(3)
 @given(SHAPES, st.booleans(), st.data())
 def test_biases_of_any_positions(name, batch, wide, data):
     TRIED["biases"] += 1
