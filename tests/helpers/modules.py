@@ -8,10 +8,10 @@ import numpy as np
 from flax import nnx
 
 
-def drawn(make: Callable[[], Any], rng: np.random.Generator) -> Any:
-    """The module that `make` returns, with normal numbers of deviation 0.3 for its parameters."""
+def drawn(make: Callable[[], Any], rng: np.random.Generator, deviation: float = 0.3) -> Any:
+    """The module that `make` returns, with normal numbers of this deviation for its parameters."""
     graphdef, state = nnx.split(nnx.eval_shape(make))
-    return nnx.merge(graphdef, jax.tree.map(lambda w: (0.3 * rng.normal(size=w.shape)).astype(w.dtype), state))
+    return nnx.merge(graphdef, jax.tree.map(lambda w: (deviation * rng.normal(size=w.shape)).astype(w.dtype), state))
 
 
 def content_by_loops(i: Any, j: Any, x: Any, table: Any, *, of: str, first: int, outside: float | None) -> np.ndarray:

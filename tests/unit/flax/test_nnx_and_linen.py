@@ -27,9 +27,10 @@ import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
 from helpers.modules import drawn
+from helpers.slow import slow
 from oracles.biases import softplus, twice_sigmoid
 
-KEY = jax.random.key(0)
+KEY = np.uint32([0, 0])
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
 AT = np.array([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
@@ -53,6 +54,7 @@ class Row(NamedTuple):
     function: Callable[..., Any]  # of the parameters, the arrays and, by name, the settings
     shapes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
     collection: str = "params"  # of Linen
+    is_slow: bool = False  # other default cases find what this row does
 
     def of_nnx(self, **more: Any) -> Any:
         rngs = {"rngs": nnx.Rngs(0)} if self.shapes else {}
@@ -123,11 +125,18 @@ ROWS = [
         add_learned,
         {"embedding": (4, 8)},
     ),
-    Row("RotaryEncoding", {"frequencies": 8, "head_axis": -2}, (HEADS,), rotary),
+    Row("RotaryEncoding", {"frequencies": 8, "head_axis": -2}, (HEADS,), rotary, is_slow=True),
     Row("RotaryEncoding", {"frequencies": 8, "head_axis": None}, (X, AT), rotary),
     Row("RotaryEncoding", PARTIAL | {"head_axis": -2}, (HEADS, AT), rotary),
     Row("RotaryEncoding", {"frequencies": 8, "head_axis": (-3, -2)}, (HEADS[:, :, None], AT), rotary),
-    Row("PoPE", {"num_heads": 3, "frequencies": 16, "head_axis": -2}, (HEADS, -HEADS), pope, {"phase": (3, 8)}),
+    Row(
+        "PoPE",
+        {"num_heads": 3, "frequencies": 16, "head_axis": -2},
+        (HEADS, -HEADS),
+        pope,
+        {"phase": (3, 8)},
+        is_slow=True,
+    ),
     Row(
         "PoPE",
         {"num_heads": 5, "frequencies": pe.geometric(16, 99.0), "layout": "interleaved", "head_axis": -3},
@@ -160,7 +169,7 @@ ROWS = [
     Row("TimestepEmbedding", {"dim": 9}, (TIMES,), timestep),
     Row("TimestepEmbedding", {"dim": 9} | WAVES, (TIMES,), timestep),
     Row("ALiBi", {"num_heads": 6}, FAR, lambda p, i, j, num_heads: pe.alibi(i, j, num_heads)),
-    Row("T5Bias", {"num_heads": 3}, FAR, t5, {"embedding": (32, 3)}),
+    Row("T5Bias", {"num_heads": 3}, FAR, t5, {"embedding": (32, 3)}, is_slow=True),
     Row(
         "T5Bias",
         {"num_heads": 3, "num_buckets": 8, "max_distance": 20, "bidirectional": False},
@@ -177,6 +186,7 @@ ROWS = [
         FAR,
         relative,
         {"embedding": (3999, 3)},
+        is_slow=True,
     ),
     Row(
         "RelativePositionBias",
@@ -219,6 +229,7 @@ ROWS = [
         CONTENT,
         content,
         {"embedding": (4, 4)},
+        is_slow=True,
     ),
 ]
 FIRST_ROWS = {row.name: row for row in reversed(ROWS)}
@@ -233,7 +244,7 @@ def types(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
 
 
-@each(ROWS)
+@each([slow(row) if row.is_slow else row for row in ROWS])
 def test_is_the_function_and_learns_in_both_stacks(row):
     """Values of the row's arrays, and derivatives by all parameters, of nearer positions where the row's are far."""
     graphdef, state = nnx.split(drawn(row.of_nnx, RNG))
@@ -285,9 +296,7 @@ def test_equal_settings_make_equal_modules_and_others_do_not():
             assert [module == x for x in other] == [i == j for j in range(len(ROWS))], ROWS[i]
             assert hash(module) == hash(other[i])
     assert linen.SinusoidalEncoding(8) == linen.SinusoidalEncoding(pe.geometric(8))
-    np.testing.assert_array_equal(
-        linen.SinusoidalEncoding(8).clone(scale=2.0).apply({}, X), pe.add_sinusoidal(X, scale=2.0)
-    )
+    assert linen.SinusoidalEncoding(8).clone(scale=2.0) == linen.SinusoidalEncoding(8, scale=2.0)
 
 
 # Initial values.
@@ -309,32 +318,33 @@ BEGIN = {  # settings that make many parameters, and of each the distribution of
     "PoPE": ({}, {"phase": (np.asarray, uniform(0, 0))}),
     "FourierFeatures": ({"num_features": 99_999}, {"matrix": (np.asarray, normal(10))}),
     "T5Bias": (
-        {"num_heads": 20_000},
-        {"embedding": (np.asarray, uniform(-((6 / 20_032) ** 0.5), (6 / 20_032) ** 0.5))},
+        {"num_heads": 2000},
+        {"embedding": (np.asarray, uniform(-((6 / 2032) ** 0.5), (6 / 2032) ** 0.5))},
     ),
     "KERPLE": (
-        {"num_heads": 2**20},
+        {"num_heads": 2**17},
         {"free_r1": (softplus, uniform(0.01, 2)), "free_r2": (softplus, uniform(0.01, 1))},
     ),
     "KERPLE of powers": (
-        {"num_heads": 2**20, "variant": "power"},
+        {"num_heads": 2**17, "variant": "power"},
         {"free_r1": (softplus, uniform(0.01, 1)), "free_r2": (twice_sigmoid, uniform(0.01, 1.99))},
     ),
     "FIRE": (
-        {"num_heads": 2000, "hidden": 2000, "c": 3.0},
+        {"num_heads": 2000, "hidden": 400, "c": 3.0},
         {name: (np.asarray, uniform(-1, 1)) for name in ("kernel1", "bias1", "bias2")}
-        | {"kernel2": (np.asarray, uniform(-(2000**-0.5), 2000**-0.5))}
+        | {"kernel2": (np.asarray, uniform(-(400**-0.5), 400**-0.5))}
         | {"free_c": (softplus, uniform(3, 3)), "free_multiplier": (softplus, uniform(1, 1))},
     ),
     "RelativePositionBias": (
-        {"window": (2000,), "num_heads": 2000, "class_token": True},
+        {"window": (20,), "num_heads": 2000, "class_token": True},
         {"embedding": (np.asarray, SMALL), "prefix": (np.asarray, SMALL)},
     ),
     "ContentBias": ({"num_rows": 99_999}, {"embedding": (np.asarray, SMALL)}),
 }
 
 
-@pytest.mark.parametrize("name", BEGIN)
+# The next test has the default initialiser of the slow ones, to the last bits.
+@pytest.mark.parametrize("name", [slow(name) if name in ("LearnedEncoding", "ContentBias") else name for name in BEGIN])
 def test_parameters_begin_as_authors_have_it(name):
     settings, distributions = BEGIN[name]
     row = FIRST_ROWS[name.split()[0]]
@@ -388,15 +398,18 @@ def test_initialisers_and_metadata_reach_their_parameters(name):
     inits = sorted({init for init, _ in GIVEN[name].values() if init})
     constants = {init: lambda key, shape, dtype, i=i: np.full(shape, i, dtype) for i, init in enumerate(inits)}
     roles = {metadata: {"role": metadata} for _, metadata in GIVEN[name].values()}
-    make = lambda: row.of_nnx(**constants, **roles)  # noqa: E731
-    module = make() if inits else nnx.eval_shape(make)
     boxed = {init: lambda *at, init=init: nn.with_partitioning(constants[init], (init,))(*at) for init in inits}
     specs = nn.get_partition_spec(jax.eval_shape(row.of_linen(**boxed).init, KEY, *row.arrays))
-    for parameter, (init, metadata) in GIVEN[name].items():
-        assert getattr(module, parameter).role == metadata
-        if init:
-            np.testing.assert_array_equal(getattr(module, parameter)[...], inits.index(init))
-            assert specs["params"][parameter] == PartitionSpec(init)
+
+    def check():
+        module = row.of_nnx(**constants, **roles)
+        for parameter, (init, metadata) in GIVEN[name].items():
+            assert getattr(module, parameter).role == metadata
+            if init:
+                np.testing.assert_array_equal(getattr(module, parameter)[...], inits.index(init))
+                assert specs["params"][parameter] == PartitionSpec(init)
+
+    jax.eval_shape(check)
 
 
 # What a module has beyond its function.
@@ -473,8 +486,12 @@ def test_rotary_replaces_rope_of_flax():
 SIZE = [(0, ValueError, "must be at least 1"), (2.0, TypeError, "must be an integer")]
 SCALE = [(0, ValueError, "must be positive"), (np.ones(2), TypeError, "must be a number")]
 SIZES = "num_embeddings features num_heads num_buckets hidden in_features num_features num_rows head_dim"
+ONES = jax.device_put(np.ones(4))
 BAD = {  # what each setting of any module rejects
-    "frequencies": [(-1, ValueError, "must be at least 0"), (jnp.ones(4), TypeError, "must be .* got an array")],
+    "frequencies": [
+        (-1, ValueError, "must be at least 0"),
+        (ONES, TypeError, "must be .* got an array"),
+    ],
     "scale": [("1", TypeError, "must be a number"), (math.nan, ValueError, "must be finite")],
     "window": [(3, TypeError, "must be a sequence of integers"), ((0, 3), ValueError, r"\[0\] must be at least 1")],
     "first": [(0.5, TypeError, "must be an integer")],

@@ -19,6 +19,7 @@ Q, K, V = np.random.default_rng(5).normal(size=(3, 2, 6, 2, 8)).astype(np.float3
 MAKERS = pytest.mark.parametrize(
     "make", [nnx_modules.positional_attention, linen.positional_attention], ids=["nnx", "linen"]
 )
+ONES = jax.device_put(np.ones(4, np.float32))
 COUNTED, TIMES = np.arange(6), np.float32([0, 0.5, 0.5, 2.25, 7, 100])
 CACHED = np.ones((1, 1, 1, 6), bool)  # the mask of a step with Flax's cache
 CAUSAL = np.tril(np.ones((1, 1, 6, 6), bool))
@@ -39,7 +40,11 @@ def zeros(*shape):
     [
         ({}, ValueError, "rotation, bias, content_bias or attention must be given, got none"),
         ({"rotation": 0}, ValueError, "rotation, bias, content_bias or attention must be given, got none"),
-        ({"rotation": jnp.ones(4)}, TypeError, "rotation must be a width, Frequencies, .* or None, got float32"),
+        (
+            {"rotation": ONES},
+            TypeError,
+            "rotation must be a width, Frequencies, .* or None, got float32",
+        ),
         ({"rotation": True}, TypeError, "rotation must be a width"),
         ({"rotation": 7}, ValueError, "rotation: frequencies must have an even dim, got 7"),
         (ROPE | {"layout": "x"}, ValueError, "layout must be one of"),
@@ -192,7 +197,7 @@ def test_positions_that_restart_under_a_causal_mask_need_a_mask_of_documents(way
     for positions, more in (
         (RESTARTED, {}),
         (RESTARTED, {"mask": np.ones((2, 1, 1, 6), bool)}),
-        (jnp.asarray(RESTARTED), {}),  # which a traced function closes over
+        (jax.device_put(RESTARTED), {}),  # which a traced function closes over
         (np.float32([0, 0.5, 1, 0, 0.5, 1]), {}),
     ):
         with pytest.raises(ValueError, match=message):
