@@ -1,9 +1,11 @@
-"""How far apart two arrays are, in words: the largest error, where it is, and against what."""
+"""How far apart two arrays are, in words: the largest error, where it is, and against what; and rounding."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 
@@ -31,3 +33,12 @@ def assert_within(got: Any, want: Any, bound: Any, *, against: str = "expected")
         f"largest error {error[worst]:.3g}, bound {bound[worst]:.3g}{place}: got {got[worst]}, {against} {want[worst]}"
         f"; {np.count_nonzero(beyond)} of {got.size} elements are beyond the bound"
     )
+
+
+def assert_rounded_once(f: Callable[..., Any], *narrow: Any) -> None:
+    """Asserts that f gives for 16-bit arrays what it gives for their values in float32, rounded; in one program."""
+    both = jax.jit(lambda *each: [jax.tree.leaves(f(*arrays)) for arrays in each])
+    got, wide = jax.device_get(both(narrow, [x.astype(np.float32) for x in narrow]))
+    for y, want in zip(got, wide, strict=True):
+        assert want.dtype == np.float32
+        np.testing.assert_array_equal(y, want.astype(narrow[0].dtype), strict=True)

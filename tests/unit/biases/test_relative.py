@@ -83,10 +83,11 @@ SCATTERED = np.array([[0, 0], [2, 1], [3, 0], [0, -4], [LOWEST, 0], [HIGHEST, 3]
 def test_offsets_outside_the_table_are_nan_or_0(symmetric):
     table = table_of((3, 4), symmetric)
     f = functools.partial(pe.relative_position_bias, symmetric=symmetric)
+    nan, zeros = (functools.partial(f, SCATTERED, SCATTERED, out_of_range=rule) for rule in ("nan", "zeros"))
+    every = jax.jit(lambda at, table: (f(at, at, table), nan(table), zeros(table)))(SCATTERED, table)
     want = biases.relative(SCATTERED, SCATTERED, table, symmetric=symmetric)
-    np.testing.assert_array_equal(f(SCATTERED, SCATTERED, table, out_of_range="nan"), want)
-    np.testing.assert_array_equal(f(SCATTERED, SCATTERED, table, out_of_range="zeros"), np.nan_to_num(want))
-    np.testing.assert_array_equal(jax.jit(f)(SCATTERED, SCATTERED, table), want)  # where they are traced
+    for got, expected in zip(every, (want, want, np.nan_to_num(want)), strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_concrete_offsets_outside_the_table_raise():
@@ -117,8 +118,9 @@ def test_it_is_linear_in_table_and_prefix(symmetric):
     whole = lambda *shape: RNG.integers(-9, 9, shape).astype(np.float32)  # noqa: E731  # of which sums are exact
     parameters = table_of((3, 4), symmetric), normal(3, HEADS)
     along, dy = tuple(whole(*x.shape) for x in parameters), whole(HEADS, 7, 7)
-    forward, back = jax.jit(lambda p, v, dy: (jax.jvp(both, p, v)[1], jax.vjp(both, *p)[1](dy)))(parameters, along, dy)
-    np.testing.assert_array_equal(forward, both(*along))
+    at_once = jax.jit(lambda p, v, dy: (both(*v), jax.jvp(both, p, v)[1], jax.vjp(both, *p)[1](dy)))
+    want, forward, back = at_once(parameters, along, dy)
+    np.testing.assert_array_equal(forward, want)
     transposed = sum(np.vdot(a, b) for a, b in zip(back, along, strict=True))
     assert transposed == np.vdot(dy, forward)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.closeness import assert_within
+from helpers.closeness import assert_rounded_once, assert_within
 from helpers.differences import assert_derivatives
 from helpers.slow import slow
 from oracles import recorded
@@ -75,9 +75,11 @@ def test_a_row_has_the_dtype_of_the_table_and_a_concrete_position_has_none_if_to
 
 
 def test_rows_are_added_from_the_first_on_or_at_positions():
-    np.testing.assert_array_equal(pe.add_learned(X, TABLE, scale=0.5), 0.5 * X + TABLE[:5])
-    np.testing.assert_array_equal(pe.add_learned(X, TABLE, ROWS), X + TABLE[ROWS])
-    np.testing.assert_array_equal(pe.add_learned(X[0, 0], TABLE, 3), X[0, 0] + TABLE[3])
+    add = pe.add_learned
+    every = jax.jit(lambda x, table: (add(x, table, scale=0.5), add(x, table, ROWS), add(x[0, 0], table, 3)))
+    wants = 0.5 * X + TABLE[:5], X + TABLE[ROWS], X[0, 0] + TABLE[3]
+    for got, want in zip(every(X, TABLE), wants, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_nothing_is_added_at_a_position_out_of_range_if_told_so():
@@ -89,9 +91,10 @@ def test_nothing_is_added_at_a_position_out_of_range_if_told_so():
 def test_a_sum_keeps_the_dtype_of_x_and_is_rounded_once():
     x = X.astype(jnp.bfloat16)
     want = (1.5 * x.astype(np.float32) + TABLE[:5]).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(pe.add_learned(x, TABLE, scale=1.5), want, strict=True)
+    add = jax.jit(pe.add_learned, static_argnames="scale")
+    np.testing.assert_array_equal(add(x, TABLE, scale=1.5), want, strict=True)
     with jax.enable_x64(True):
-        wide = pe.add_learned(X, TABLE.astype(np.float64), scale=1 / 3)
+        wide = add(X, TABLE.astype(np.float64), scale=1 / 3)
     np.testing.assert_array_equal(wide, (X.astype(np.float64) / 3 + TABLE[:5]).astype(np.float32), strict=True)
 
 
@@ -152,9 +155,7 @@ def test_the_same_length_keeps_bits_and_another_has_no_tf32(settings):
 
 
 def test_a_resized_table_in_16_bits_is_rounded_once():
-    narrow = TABLE.astype(jnp.bfloat16)
-    want = resized(narrow.astype(np.float32), 9, **TORCH).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(resized(narrow, 9, **TORCH), want, strict=True)
+    assert_rounded_once(lambda table: pe.resize_table(table, 9, **TORCH), TABLE.astype(jnp.bfloat16))
 
 
 # Errors
@@ -195,11 +196,12 @@ def test_errors_of_add_learned(error, match, change):
 def test_what_explicit_axes_of_a_mesh_divide_otherwise_raises(on_cpu):
     explicit = (jax.sharding.AxisType.Explicit,) * 2
     with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), explicit, devices=jax.devices("cpu")[:4])):
-        table = jax.device_put(TABLE, jax.P(None, "a"))
+        of = lambda x, *axes: jax.typeof(jax.device_put(x, jax.P(*axes)))  # noqa: E731
+        table = of(TABLE, None, "a")
         with pytest.raises(ValueError, match="^learned: positions, table must be sharded alike"):
-            pe.learned(jax.device_put(np.arange(2), jax.P("a")), table)
+            jax.eval_shape(pe.learned, of(np.arange(2), "a"), table)
         with pytest.raises(ValueError, match="^add_learned: x, table must be sharded alike"):
-            pe.add_learned(jax.device_put(X, jax.P(None, None, "b")), table)
+            jax.eval_shape(pe.add_learned, of(X, None, None, "b"), table)
 
 
 CUBIC = {"method": "cubic", "antialias": False}

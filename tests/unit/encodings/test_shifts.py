@@ -6,7 +6,6 @@
 - Results are rounded once; derivatives are those of the formula.
 """
 
-import functools
 import math
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.closeness import assert_within
+from helpers.closeness import assert_rounded_once, assert_within
 from helpers.differences import assert_derivatives
 from oracles import encodings, rotations, spectra
 
@@ -29,9 +28,9 @@ OFFSET = np.int32([3, -1, 2**31 - 1, 147_483_647, 2**31 - 1, -(2**31), 77])
 def test_an_offset_takes_an_encoding_to_another_position(layout, base):
     here, there = (encodings.encode(np.int64(p), 64, base, layout) for p in (FROM, np.int64(FROM) + OFFSET))
     settings = {"frequencies": pe.geometric(64, base), "layout": layout}
-    matrix = jax.jit(functools.partial(pe.rotation_matrix, **settings))(OFFSET)
+    both = jax.jit(lambda x, k: (pe.rotation_matrix(k, **settings), pe.shift(x, k, **settings)))
+    matrix, shifted = both(here.astype(np.float32), OFFSET)
     assert_within(np.einsum("krc,kc->kr", np.float64(matrix), here), there, BOUND, against="mpmath")
-    shifted = jax.jit(functools.partial(pe.shift, **settings))(here.astype(np.float32), OFFSET)
     assert_within(shifted, there, BOUND, against="mpmath")
 
 
@@ -50,23 +49,22 @@ def test_offsets_broadcast_to_encodings():
 
 def test_an_offset_may_have_several_axes():
     axial, p, k = pe.axial(8, 2), np.int32([[3, 5], [-100, 2**30]]), np.int32([[10, -7]])
-    got = pe.shift(pe.sinusoidal(p, axial), k, axial)
-    assert_within(got, pe.sinusoidal(p + k, axial), BOUND, against="the encoding there")
+    moved = jax.jit(lambda p, k: (pe.shift(pe.sinusoidal(p, axial), k, axial), pe.sinusoidal(p + k, axial)))
+    assert_within(*moved(p, k), BOUND, against="the encoding there")
 
 
 def test_a_narrow_result_is_rounded_once():
-    want = np.asarray(pe.rotation_matrix(3, 8)).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(pe.rotation_matrix(3, 8, dtype=jnp.bfloat16), want, strict=True)
-    x = encodings.encode(np.arange(7), 8).astype(jnp.bfloat16)
-    want = np.asarray(pe.shift(x.astype(np.float32), 5, 8)).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(pe.shift(x, 5, 8), want, strict=True)
+    narrow, wide = jax.jit(lambda k: (pe.rotation_matrix(k, 8, dtype=jnp.bfloat16), pe.rotation_matrix(k, 8)))(3)
+    np.testing.assert_array_equal(narrow, np.asarray(wide).astype(jnp.bfloat16), strict=True)
+    assert_rounded_once(lambda x: pe.shift(x, 5, 8), encodings.encode(np.arange(7), 8).astype(jnp.bfloat16))
 
 
 def test_no_shift_changes_an_amplitude():
     f, p = pe.geometric(8).with_attention_factor(1.25), np.arange(9)
-    got, matrix = pe.shift(pe.sinusoidal(p, f), 1000, f), pe.rotation_matrix(1000, f)
+    shift = lambda p, k: (pe.shift(pe.sinusoidal(p, f), k, f), pe.rotation_matrix(k, f), pe.rotation_matrix(k, 8))  # noqa: E731
+    got, *matrices = jax.jit(shift)(p, 1000)
     assert_within(got, 1.25 * encodings.encode(p + 1000, 8), 1.25 * BOUND, against="mpmath")
-    np.testing.assert_array_equal(matrix, pe.rotation_matrix(1000, 8))
+    np.testing.assert_array_equal(*matrices)
 
 
 # The dot product

@@ -7,15 +7,13 @@
 - Derivatives are those of the formula.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.closeness import assert_within
+from helpers.closeness import assert_rounded_once, assert_within
 from helpers.differences import assert_derivatives
 from oracles import encodings, recorded
 
@@ -70,15 +68,14 @@ def test_an_axial_encoding_has_the_features_of_each_axis_or_the_sines_and_then_t
 
 def test_a_narrow_result_is_the_float32_value_rounded_once():
     positions = RNG.integers(-(2**31), 2**31, 2000).astype(np.int32)
-    got = jax.jit(lambda p: pe.sinusoidal(p, 32, dtype="bfloat16"))(positions)
-    want = np.asarray(jax.jit(lambda p: pe.sinusoidal(p, 32))(positions)).astype(jnp.bfloat16)
-    np.testing.assert_array_equal(got, want, strict=True)
+    got, wide = jax.jit(lambda p: (pe.sinusoidal(p, 32, dtype="bfloat16"), pe.sinusoidal(p, 32)))(positions)
+    np.testing.assert_array_equal(got, np.asarray(wide).astype(jnp.bfloat16), strict=True)
 
 
 def test_a_float64_result_needs_x64():
     with jax.enable_x64(True):
-        got = pe.sinusoidal(FAR, 6, dtype=jnp.float64)
-    np.testing.assert_array_equal(got, np.float64(pe.sinusoidal(FAR, 6)), strict=True)
+        got, narrow = jax.jit(lambda p: (pe.sinusoidal(p, 6, dtype=jnp.float64), pe.sinusoidal(p, 6)))(FAR)
+    np.testing.assert_array_equal(got, np.float64(narrow), strict=True)
     with jax.enable_x64(False), pytest.raises(TypeError, match="^sinusoidal: dtype is float64, which jax_enable_x64=F"):
         pe.sinusoidal(0, 8, dtype=np.float64)
 
@@ -121,19 +118,20 @@ def test_one_vector_has_one_position():
 def test_an_odd_width_may_end_without_an_encoding(frequencies, layout):
     """As in Tensor2Tensor and the Flax examples."""
     x, p = np.ones((2, 5, 7), np.float32), np.int32([3, 0, 1, 2**31 - 1, -7])
-    added = np.pad(pe.sinusoidal(p, frequencies, layout=layout), [(0, 0), (0, 1)])
-    np.testing.assert_array_equal(pe.add_sinusoidal(x, p, frequencies, layout=layout), x + added)
+    settings = {"frequencies": frequencies, "layout": layout}
+    both = jax.jit(lambda x, p: (pe.sinusoidal(p, **settings), pe.add_sinusoidal(x, p, **settings)))
+    encoding, got = both(x, p)
+    np.testing.assert_array_equal(got, x + np.pad(encoding, [(0, 0), (0, 1)]))
 
 
 def test_a_narrow_sum_is_rounded_once():
-    x, add = X.astype(jnp.bfloat16), jax.jit(functools.partial(pe.add_sinusoidal, scale=1.7))
-    np.testing.assert_array_equal(add(x), np.asarray(add(x.astype(np.float32))).astype(jnp.bfloat16), strict=True)
+    assert_rounded_once(lambda x: pe.add_sinusoidal(x, scale=1.7), X.astype(jnp.bfloat16))
 
 
 def test_a_sum_of_float64_is_float64():
     with jax.enable_x64(True):
         x = RNG.normal(size=(4, 6))
-        got, encoding = pe.add_sinusoidal(x, scale=3), pe.sinusoidal(np.arange(4), 6)
+        got, encoding = jax.jit(lambda x: (pe.add_sinusoidal(x, scale=3), pe.sinusoidal(np.arange(4), 6)))(x)
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, 3 * x + np.asarray(encoding, np.float64), rtol=1e-15)
 

@@ -49,7 +49,7 @@ def test_a_base_that_is_an_array_is_told_the_formula_of_the_array():
         ) as error:
             jax.eval_shape(lambda base: pe.geometric(dim, base, endpoint=endpoint), np.float32(1))  # noqa: B023
         code = str(error.value).partition("pass the array ")[2]
-        array = eval(code, {"jnp": jnp, "base": jnp.float32(1e4)})
+        array = jax.jit(lambda base: eval(code, {"jnp": jnp, "base": base}))(np.float32(1e4))  # noqa: B023
         np.testing.assert_allclose(array, pe.geometric(dim, 1e4, endpoint=endpoint).angular, rtol=1e-6)
 
 
@@ -129,7 +129,7 @@ def test_float64_frequencies_of_numpy_are_exact():
         want = np.concatenate(encodings.waves(p, omega.tolist()), -1)
         assert_within(pe.sinusoidal(p, omega, layout="half"), want, 9e-8, against="mpmath")
         exact = pe.geometric(64).with_angular(omega)
-        np.testing.assert_array_equal(kernels.phase_constants(omega), kernels.phase_constants(exact))
+        np.testing.assert_array_equal(*jax.jit(lambda: [kernels.phase_constants(f) for f in (omega, exact)])())
         with pytest.raises(ValueError, match="^rotary: frequencies must be float32 if they have several axes"):
             pe.rotary(np.ones((4, 64), np.float32), np.zeros((4, 2), int), omega.reshape(2, 16), head_axis=None)
         with pytest.raises(ValueError, match="^sinusoidal: frequencies must be finite, got nan"):

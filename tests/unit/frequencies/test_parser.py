@@ -35,8 +35,8 @@ def test_equal_coordinates_may_be_one():
 
 
 def test_counted_positions_are_those_of_a_range():
-    np.testing.assert_array_equal(pe.add_sinusoidal(X), pe.add_sinusoidal(X, np.arange(5)))
-    np.testing.assert_array_equal(pe.shift(X, 3, 8), pe.shift(X, np.full((2, 5), 3), 8))
+    np.testing.assert_array_equal(*jax.jit(lambda x: (pe.add_sinusoidal(x), pe.add_sinusoidal(x, np.arange(5))))(X))
+    np.testing.assert_array_equal(*jax.jit(lambda x: (pe.shift(x, 3, 8), pe.shift(x, np.full((2, 5), 3), 8)))(X))
 
 
 ONE = "positions must not be one for all 5 vectors of x, got shape"

@@ -29,11 +29,11 @@ def test_a_difference_of_floats(dtype):
 
 def test_a_tile_has_an_axis_of_heads():
     queries, keys = ENDS[:4].reshape(2, 2), ENDS[:3]
-    distance, after = jax.jit(distances.tile_difference)(queries, keys)
+    both = jax.jit(lambda *at: (*distances.tile_difference(*at), distances.tile_distance(*at)))
+    distance, after, rounded = both(queries, keys)
     exact = queries.astype(object)[:, None, :, None] - keys.astype(object)
     np.testing.assert_array_equal(distance, np.abs(exact))
     np.testing.assert_array_equal(after, exact < 0)
-    rounded = jax.jit(distances.tile_distance)(queries, keys)
     assert rounded.dtype == np.float32
     np.testing.assert_array_equal(rounded, np.abs(exact).astype(np.float32))
     shaped = jax.eval_shape(distances.per_head, np.float16([1, 2]), rounded)

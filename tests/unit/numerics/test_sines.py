@@ -87,13 +87,12 @@ def test_half_a_cycle_per_position():
         assert_within(jax.jit(encode)(positions, angular), exact(positions, angular), BOUND, against=MPMATH)
 
 
-@pytest.mark.parametrize("quarter", [0, 1])
-def test_sines_of_dot_products_are_exact(quarter):
+def test_sines_of_dot_products_are_exact():
     x = np.float32([[1.5, -3], [2.0**24, 0.25], [1e6 + 0.5, 7]])
     matrix = (RNG.normal(size=(2, 3)) * [[1], [2.0**20]]).astype(np.float32)
-    want = np.split(fourier_features(x, matrix), 2, axis=1)[quarter]
-    got = jax.jit(sines.sine_of_dot, static_argnums=2)(x, matrix, quarter)
-    assert_within(got, want, 1.1e-7, against=MPMATH)
+    both = jax.jit(lambda *of: [sines.sine_of_dot(*of, quarter) for quarter in (0, 1)])(x, matrix)
+    for quarter, want in enumerate(np.split(fourier_features(x, matrix), 2, axis=1)):
+        assert_within(both[quarter], want, 1.1e-7, against=f"quarter {quarter}, {MPMATH}")
 
 
 def test_dot_products_of_what_is_no_int32_position_give_nan():
@@ -126,19 +125,20 @@ def test_derivatives_by_frequencies(p):
     np.testing.assert_array_equal(reverse, forward)
 
 
-@pytest.mark.parametrize("by", ["x", "matrix", "both"])
-def test_derivatives_of_dot_products(by):
+def test_derivatives_of_dot_products():
     x, matrix, dx, dm = (RNG.normal(size=shape).astype(np.float32) for shape in ((4, 2), (2, 3)) * 2)
     f = lambda x, matrix: sines.sine_of_dot(x, matrix, 0)  # noqa: E731
-    partial, primals, tangents, want = {
-        "x": (lambda x: f(x, matrix), (x,), (dx,), dx @ matrix),
-        "matrix": (lambda matrix: f(x, matrix), (matrix,), (dm,), x @ dm),
-        "both": (f, (x, matrix), (dx, dm), dx @ matrix + x @ dm),
-    }[by]
+
+    @jax.jit
+    def tangents(x, matrix, dx, dm):
+        of_x = jax.jvp(lambda x: f(x, matrix), (x,), (dx,))[1]
+        of_matrix = jax.jvp(lambda matrix: f(x, matrix), (matrix,), (dm,))[1]
+        return of_x, of_matrix, jax.jvp(f, (x, matrix), (dx, dm))[1]
+
     slope = 2 * np.pi * np.cos(2 * np.pi * (np.float64(x) @ matrix))
-    assert_within(
-        jax.jit(functools.partial(jax.jvp, partial))(primals, tangents)[1], slope * want, 1e-5, against="NumPy"
-    )
+    wants = dx @ matrix, x @ dm, dx @ matrix + x @ dm
+    for by, got, want in zip(("x", "matrix", "both"), tangents(x, matrix, dx, dm), wants, strict=True):
+        assert_within(got, slope * want, 1e-5, against=f"by {by}, NumPy")
 
 
 def test_masked_rows_add_nothing_to_the_derivative_by_frequencies():
@@ -160,7 +160,7 @@ def test_floats_that_are_no_int32_position_give_nan(frequencies):
 def test_floats_that_round_beyond_the_ends_give_nan():
     ends = np.array([2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6])
     with jax.enable_x64(True):
-        got = jax.jit(lambda p: pe.sinusoidal(p, 4))(ends)
+        got = np.asarray(jax.jit(lambda p: pe.sinusoidal(p, 4))(ends))
     np.testing.assert_array_equal(np.isnan(got).all(1), [False, True, False, True])
     assert_within(got[::2], encodings.encode(ends[::2], 4), BOUND, against=MPMATH)
 
@@ -173,10 +173,11 @@ def test_frequencies_that_are_no_numbers_give_nan():
 
 def test_float32_precision_is_what_references_compute():
     positions, f = np.array([0, 1, 511, 4095, 1_000_000], np.int32), pe.geometric(64)
-    got = np.asarray(encode(positions, f.with_precision("float32")))
+    both = jax.jit(lambda p: (encode(p, f.with_precision("float32")), encode(p, f)))
+    got, precise = jax.device_get(both(positions))
     phase = encodings.float32_phases(positions, spectra.geometric(64, 10_000))
     assert_within(got, np.concatenate([np.sin(phase), np.cos(phase)], 1), 3e-7, against="float32 phases")
-    assert np.abs(got - encode(positions, f))[-1].max() > 0.01
+    assert np.abs(got - precise)[-1].max() > 0.01
 
 
 @pytest.mark.parametrize("positions", [np.arange(-50, 50, dtype=np.int32), np.linspace(-9, 9, 100, dtype=np.float32)])

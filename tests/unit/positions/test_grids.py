@@ -26,10 +26,11 @@ def test_grids(shape, order):
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
 def test_tables_of_mae_and_big_vision(shape):
     """Each coordinate is encoded by itself, and they are joined."""
-    positions, width = pe.grid_positions(shape, order="column"), 8
-    for f, table in ((pe.geometric(4), encodings.mae), (pe.geometric(4, endpoint=True), encodings.big_vision)):
-        got = np.reshape(pe.sinusoidal(positions, f, layout="half"), (-1, width))
-        np.testing.assert_allclose(got, table(width, *shape), rtol=0, atol=1e-7)
+    spectra, width = [pe.geometric(4), pe.geometric(4, endpoint=True)], 8
+    at = lambda: pe.grid_positions(shape, order="column")  # noqa: E731
+    every = jax.device_get(jax.jit(lambda: [pe.sinusoidal(at(), f, layout="half") for f in spectra])())
+    for table, got in zip((encodings.mae, encodings.big_vision), every, strict=True):
+        np.testing.assert_allclose(got.reshape(-1, width), table(width, *shape), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("case", recorded.cases("timm_grids"), ids=lambda case: f"{case['shape']} {case['arguments']}")
@@ -40,8 +41,8 @@ def test_tables_of_timm(case):
     base = keywords.get("temperature", 10_000.0)
     # interleaved: coordinate by coordinate; otherwise the sines of both coordinates, then the cosines
     f = pe.geometric(6, base) if keywords.get("interleave_sin_cos") else pe.axial(12, 2, base)
-    got = jax.jit(lambda: pe.sinusoidal(pe.grid_positions(shape), f, layout="half"))()
-    np.testing.assert_allclose(np.reshape(got, (-1, 12)), np.reshape(case["values"], (-1, 12)), rtol=0, atol=5e-7)
+    got = np.asarray(jax.jit(lambda: pe.sinusoidal(pe.grid_positions(shape), f, layout="half"))())
+    np.testing.assert_allclose(got.reshape(-1, 12), np.reshape(case["values"], (-1, 12)), rtol=0, atol=5e-7)
 
 
 @pytest.mark.parametrize(

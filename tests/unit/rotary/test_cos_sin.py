@@ -18,12 +18,13 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.closeness import assert_within
+from helpers.closeness import assert_rounded_once, assert_within
 from helpers.differences import assert_derivatives, stored
 from oracles import encodings, rotations, spectra
 
 RNG = np.random.default_rng(0)
 FAR = np.int32([0, 3, 2**31 - 1, -(2**31), 1_234_567_891])
+OF_PAIRS = np.float32(encodings.waves(FAR, spectra.geometric(8, 10_000))[::-1])  # cosines and sines
 SCALED = pe.geometric(8).with_attention_factor(1.3)
 
 
@@ -68,9 +69,9 @@ def test_a_coordinate_or_a_frequency_out_of_range_is_nan():
 def test_rotary_by_cos_sin_has_the_bits_of_rotary_by_positions(columns, layout, part, dtype):
     x, settings = normal(2, 5, 4, 16).astype(dtype), {"layout": layout, "part": part, "head_axis": -2}
     positions = np.stack([FAR, FAR[::-1]])
-    c = pe.cos_sin(positions, SCALED, columns=columns)
+    by_positions = lambda x, p: (pe.rotary(x, p, SCALED, **settings), pe.cos_sin(p, SCALED, columns=columns))  # noqa: E731
+    want, c = jax.jit(by_positions)(x, positions)
     assert c[0].shape == (2, 5, 4 if columns == "pair" else 8)
-    want = jax.jit(lambda x, p: pe.rotary(x, p, SCALED, **settings))(x, positions)
     got = jax.jit(lambda x, c: pe.rotary(x, cos_sin=c, **settings))(x, c)
     np.testing.assert_array_equal(got, want, strict=True)
 
@@ -78,7 +79,7 @@ def test_rotary_by_cos_sin_has_the_bits_of_rotary_by_positions(columns, layout, 
 @pytest.mark.parametrize(("columns", "other"), [("half", "interleaved"), ("interleaved", "half")])
 def test_columns_in_another_order_raise_or_give_nan(columns, other):
     """NaN where the two columns of a pair differ, so not at position 0."""
-    x, wrong = normal(5, 4, 16), [*map(np.asarray, pe.cos_sin(FAR, 8, columns=other))]
+    x, wrong = normal(5, 4, 16), np.tile(OF_PAIRS, 2) if other == "half" else OF_PAIRS.repeat(2, -1)
     with pytest.raises(ValueError, match=rf"^rotary: cos_sin\[0\] with columns='{columns}' must have"):
         rotary(x, *wrong, columns, layout=columns)
     got = np.asarray(jax.jit(lambda x, *c: rotary(x, *c, columns, layout=columns))(x, *wrong))
@@ -86,7 +87,7 @@ def test_columns_in_another_order_raise_or_give_nan(columns, other):
 
 
 def test_the_two_columns_of_a_pair_may_round_differently():
-    x, (cosine, sine) = normal(5, 4, 8), map(np.asarray, pe.cos_sin(FAR, 8))
+    x, (cosine, sine) = normal(5, 4, 8), OF_PAIRS
     columns = lambda d: (np.concatenate([cosine, cosine + np.float32(d)], -1), np.tile(sine, 2))  # noqa: E731
     rotated = jax.jit(rotary, static_argnames="columns")
     np.testing.assert_array_equal(rotated(x, *columns(0.005), columns="half"), rotated(x, cosine, sine))
@@ -130,9 +131,7 @@ def test_derivatives_in_positions_and_frequencies():
 
 def test_a_tangent_in_16_bits_is_rounded_once():
     (x, dx), (c, s), tangents = normal(2, 2, 5, 3, 8).astype(jnp.bfloat16), normal(2, 2, 5, 4), normal(2, 2, 5, 4)
-    tangent = jax.jit(lambda x, dx: jax.jvp(rotary, (x, c, s), (dx, *tangents))[1])
-    wide = np.asarray(tangent(x.astype(np.float32), dx.astype(np.float32)))
-    np.testing.assert_array_equal(tangent(x, dx), wide.astype(jnp.bfloat16))
+    assert_rounded_once(lambda x, dx: jax.jvp(rotary, (x, c, s), (dx, *tangents))[1], x, dx)
 
 
 def test_the_derivative_in_x_stores_the_arrays_alone():
@@ -151,10 +150,10 @@ def test_the_derivative_in_x_stores_the_arrays_alone():
     ids=["copy", "pickle", "jit", "export"],
 )
 def test_it_is_a_pair_that_knows_its_columns_after_a_journey(journey):
-    cosine, sine = c = pe.cos_sin(FAR, 8, columns="interleaved")
-    again = journey(c)
+    arrays = OF_PAIRS.repeat(2, -1)
+    again = journey(pe.CosSin(*arrays, columns="interleaved"))
     assert isinstance(again, pe.CosSin) and again.columns == "interleaved"
-    np.testing.assert_array_equal(again, [cosine, sine])
+    np.testing.assert_array_equal(again, arrays)
 
 
 X, C, P = np.ones((5, 3, 8), np.float32), np.ones((5, 4), np.float32), np.zeros((5, 2), np.int32)

@@ -15,6 +15,7 @@ from oracles import rotations
 
 RNG = np.random.default_rng(0)
 HEADS, HEAD_DIM = 2, 8
+VALID = {"frequencies": 8, "source": "half", "target": "interleaved", "axis": -1, "num_heads": 1}
 
 
 @pytest.mark.parametrize(("part", "width"), [("first", 8), ("first", 4), ("last", 6)])
@@ -38,25 +39,21 @@ def test_scores_stay(layouts, part, width):
 
 def test_the_dtype_stays():
     weights = np.arange(8, dtype=np.int8)
-    got = pe.convert_layout(weights, 8, source="half", target="interleaved", axis=0, num_heads=1)
+    got = jax.jit(lambda weights: pe.convert_layout(weights, **VALID))(weights)
     np.testing.assert_array_equal(got, weights[[0, 4, 1, 5, 2, 6, 3, 7]], strict=True)
 
 
 def test_one_layout_changes_nothing():
-    weights = np.arange(8, dtype=np.float32)
-    got = pe.convert_layout(weights, 4, source="half", target="half", axis=0, num_heads=1)
+    weights = RNG.normal(size=(6, HEADS, HEAD_DIM)).astype(np.float32)
+    got = pe.convert_layout(weights, **VALID | {"target": "half"})
     np.testing.assert_array_equal(got, weights)
 
 
 def test_64_bits_without_x64():
-    settings = {"source": "half", "target": "interleaved", "axis": 0, "num_heads": 1}
     with jax.enable_x64(False):
-        assert pe.convert_layout(np.zeros(8), 8, **settings).dtype == np.float32
+        assert jax.eval_shape(lambda: pe.convert_layout(np.zeros(8), **VALID)).dtype == np.float32
         with pytest.raises(TypeError, match="^convert_layout: weights are int64, which this"):
-            pe.convert_layout(np.zeros(8, np.int64), 8, **settings)
-
-
-VALID = {"frequencies": 8, "source": "half", "target": "interleaved", "axis": -1, "num_heads": 1}
+            pe.convert_layout(np.zeros(8, np.int64), **VALID)
 
 
 @pytest.mark.parametrize(
