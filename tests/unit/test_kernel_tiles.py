@@ -49,13 +49,9 @@ def cos_sin(positions, frequencies, interpret=True):
     def kernel(positions, constants, cosine, sine):
         cosine[...], sine[...] = kernels.cos_sin(positions[...], constants[...])
 
-    @jax.jit
-    def waves(positions):
-        constants = kernels.phase_constants(frequencies)
-        shape = positions.shape[0], constants.shape[1]
-        return call(kernel, [(shape, jnp.float32)] * 2, positions, constants, interpret=interpret)
-
-    return waves(positions)
+    constants = kernels.phase_constants(frequencies)
+    shape = positions.shape[0], constants.shape[1]
+    return call(kernel, [(shape, jnp.float32)] * 2, positions, constants, interpret=interpret)
 
 
 def rotate(x, positions, frequencies, layout):
@@ -65,22 +61,31 @@ def rotate(x, positions, frequencies, layout):
         cosine, sine = kernels.cos_sin(positions[...], constants[...])
         out[...] = kernels.rotate(x[...], cosine[:, None], sine[:, None], layout)
 
-    constants = functools.partial(kernels.phase_constants, frequencies, layout)
-    return jax.jit(lambda *x: call(kernel, [(x[0].shape, x[0].dtype)], *x, constants())[0])(x, positions[:, None])
+    return call(kernel, [(x.shape, x.dtype)], x, positions[:, None], kernels.phase_constants(frequencies, layout))[0]
+
+
+def same_rotation(x, positions, frequencies, layout):
+    public = functools.partial(pe.rotary, frequencies=frequencies, head_axis=-2, layout=layout)
+    same_bits(*jax.jit(lambda x, i: (rotate(x, i, frequencies, layout), public(x, i)))(x, positions))
 
 
 # Cosines and sines
 
 
-@pytest.mark.parametrize("interpret", [True, pltpu.InterpretParams()], ids=["generic", "tpu"])
-@pytest.mark.parametrize("frequencies", [YARN, OMEGA], ids=["yarn", "array"])
+@pytest.mark.parametrize(
+    ("frequencies", "interpret"),
+    [(OMEGA, True), (YARN, True), (OMEGA, pltpu.InterpretParams())],
+    ids=["array-generic", "yarn-generic", "array-tpu"],
+)
 def test_cosines_and_sines_are_those_of_the_encoding(frequencies, interpret):
-    cosine, sine = cos_sin(POSITIONS[:, None], frequencies, interpret)
+    """Also where each is a program of its own."""
+    waves = jax.jit(functools.partial(cos_sin, frequencies=frequencies, interpret=interpret))
+    cosine, sine = waves(POSITIONS[:, None])
     same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(POSITIONS, frequencies, layout="half"))
 
 
 def test_cosines_and_sines_are_right():
-    got = cos_sin(POSITIONS[:, None], pe.geometric(64, 500_000.0))
+    got = jax.jit(functools.partial(cos_sin, frequencies=pe.geometric(64, 500_000.0)))(POSITIONS[:, None])
     sine, cosine = np.split(encodings.encode(POSITIONS, 64, 500_000.0, layout="half"), 2, axis=1)
     for wave, want in zip(got, (cosine, sine), strict=True):
         assert_within(wave, want, 9e-8, against="mpmath at 60 digits")
@@ -88,19 +93,21 @@ def test_cosines_and_sines_are_right():
 
 def test_each_column_may_have_a_coordinate_of_its_own():
     f, grid = pe.axial(64, 2, 100.0), np.stack([POSITIONS, POSITIONS[::-1]], 1)
-    cosine, sine = cos_sin(grid[:, f.axes], dataclasses.replace(f, axes=None))
-    same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(grid, f, layout="half"))
+    waves = functools.partial(cos_sin, frequencies=dataclasses.replace(f, axes=None))
+    (cosine, sine), want = jax.jit(lambda i: (waves(i[:, f.axes]), pe.sinusoidal(i, f, layout="half")))(grid)
+    same_bits(np.concatenate([sine, cosine], 1), want)
 
 
 def test_constants_may_be_six_tiles():
     """As Mosaic GPU, which broadcasts nothing by itself, takes them."""
-    constants, positions = (
-        np.asarray(jax.jit(lambda: kernels.phase_constants(4))()),
-        np.broadcast_to(POSITIONS[:8, None], (8, 2)),
-    )
-    tiles = [np.broadcast_to(row, (8, 2)) for row in constants]
-    got, want = (jax.jit(kernels.cos_sin)(positions, each) for each in (tiles, constants))
-    jax.tree.map(same_bits, got, want)
+
+    @jax.jit
+    def both(positions):
+        constants = kernels.phase_constants(4)
+        tiles = [jnp.broadcast_to(row, positions.shape) for row in constants]
+        return [kernels.cos_sin(positions, each) for each in (tiles, constants)]
+
+    jax.tree.map(same_bits, *both(np.tile(POSITIONS[:8, None], 2)))
 
 
 def test_phase_constants_have_no_derivative():
@@ -115,35 +122,39 @@ def test_phase_constants_have_no_derivative():
 # Rotations
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize(("dim", "dtype"), [(2, np.float32), (96, jnp.bfloat16), (192, np.float16)])
+@pytest.mark.parametrize(
+    ("dim", "dtype", "layout"),
+    [
+        (2, np.float32, "half"),
+        (96, jnp.bfloat16, "interleaved"),
+        *[(192, np.float16, layout) for layout in ("half", "interleaved")],
+    ],
+)
 def test_a_tile_rotates_as_by_rotary(dim, dtype, layout):
     """Widths below and above a register of 128 lanes, and halves that are none."""
     f = pe.geometric(dim, 500_000.0).with_attention_factor(1.25)
     x = RNG.normal(size=(ROWS, 3, dim)).astype(dtype)
-    same_bits(rotate(x, POSITIONS, f, layout), pe.rotary(x, POSITIONS, f, head_axis=-2, layout=layout))
+    same_rotation(x, POSITIONS, f, layout)
 
 
 def test_zeros_keep_their_signs():
     x = np.array(np.meshgrid(*[[0.0, -0.0, 1.0, -1.0]] * 2), np.float32).reshape(2, -1).T[:, None]
-    still = np.zeros(len(x), np.int32)
-    same_bits(rotate(x, still, 2, "interleaved"), pe.rotary(x, still, 2, head_axis=-2, layout="interleaved"))
+    same_rotation(x, np.zeros(len(x), np.int32), 2, "interleaved")
 
 
-@pytest.mark.parametrize(("frequencies", "dtype"), [(YARN, jnp.bfloat16), (OMEGA, np.float32)], ids=["yarn", "array"])
-def test_pairs_rotate_as_by_rotary(frequencies, dtype):
-    x = RNG.normal(size=(ROWS, 64 if frequencies is YARN else 14)).astype(dtype)
-    halves = np.split(x, 2, axis=1)
+def test_pairs_rotate_as_by_rotary():
+    x = RNG.normal(size=(ROWS, 64)).astype(jnp.bfloat16)
 
     def kernel(x1, x2, positions, constants, y1, y2):
         y1[...], y2[...] = kernels.rotate_pairs(x1[...], x2[...], *kernels.cos_sin(positions[...], constants[...]))
 
     @jax.jit
-    def rotated(*operands):
-        return call(kernel, [(halves[0].shape, dtype)] * 2, *operands, kernels.phase_constants(frequencies))
+    def both(x, positions):
+        halves, constants = jnp.split(x, 2, axis=1), kernels.phase_constants(YARN)
+        got = call(kernel, [(halves[0].shape, x.dtype)] * 2, *halves, positions[:, None], constants)
+        return jnp.concatenate(got, 1), pe.rotary(x, positions, YARN, head_axis=None)
 
-    got = rotated(*halves, POSITIONS[:, None])
-    same_bits(np.concatenate(got, 1), pe.rotary(x, POSITIONS, frequencies, head_axis=None))
+    same_bits(*both(x, POSITIONS))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved", "pairs"])
@@ -170,8 +181,14 @@ def bias(function, queries, keys, *parameters):
         *parameters, out = refs
         out[...] = function(queries[...], keys[...], *(parameter[0] for parameter in parameters))
 
-    operands = queries[:, None], keys[None], *(np.float32([p]) for p in parameters)
+    operands = queries[:, None], keys[None], *(p[None] for p in parameters)
     return call(kernel, [((len(queries), len(keys)), jnp.float32)], *operands)[0]
+
+
+@functools.cache
+def beside(function, public):
+    """The bias by a kernel and by the public function."""
+    return jax.jit(lambda i, j, *p: (bias(function, i, j, *p), public(i, j, *(a[None] for a in p))[0]))
 
 
 NEAR = np.arange(ROWS, dtype=np.int32)
@@ -188,23 +205,24 @@ FUNCTIONS = {  # and the public one, the formula, the bounds beside the public o
 def test_a_bias_is_near_the_public_function(name, tile):
     function, public, formula, bound, of_formula = FUNCTIONS[name]
     (queries, keys), parameters = TILES[tile], np.float32([0.3] if name == "alibi" else [0.3, 0.7])
-    got, want = bias(function, queries, keys, *parameters), formula(biases.tile(queries, keys), *parameters)[0]
+    want = formula(biases.tile(queries, keys), *parameters)[0]
+    got, theirs = beside(function, public)(queries, keys, *parameters)
     assert_within(got, want, of_formula * np.abs(want), against="float64")
-    theirs = np.asarray(public(queries, keys, *parameters[:, None]), np.float64)[0]
+    theirs = np.asarray(theirs, np.float64)
     assert_within(got, theirs, bound * np.abs(theirs), against="the public function")
 
 
 def test_parameters_of_several_heads():
     slopes = np.float32([0.5, 0.1, 0.02])
-    got = jax.jit(kernels.alibi)(NEAR[None, :16, None], NEAR[None, None, :8], slopes[:, None, None])
-    same_bits(got, pe.alibi(NEAR[:16], NEAR[:8], slopes))
+    tiles = lambda i, j, m: kernels.alibi(i[None, :, None], j[None, None], m[:, None, None])  # noqa: E731
+    same_bits(*jax.jit(lambda *x: (tiles(*x), pe.alibi(*x)))(NEAR[:16], NEAR[:8], slopes))
 
 
 def test_the_derivative_of_kerple_and_its_end():
     i, j, parameters = np.int32([[10]]), np.int32([[3]]), np.float32([0.5, 0.3])
     got = jax.jit(jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum()))(parameters)
     np.testing.assert_allclose(got, [-np.log1p(7 * 0.3), -0.5 * 7 / (1 + 7 * 0.3)], rtol=1e-6)
-    beyond_float32 = bias(kernels.kerple_log, NEAR[:1], NEAR[2:3], 1.0, 3e38)
+    beyond_float32 = bias(kernels.kerple_log, NEAR[:1], NEAR[2:3], *np.float32([1, 3e38]))
     np.testing.assert_array_equal(beyond_float32, [[-np.inf]])
 
 
@@ -227,6 +245,7 @@ HALF, ONE = TILE.astype(np.float16), np.float32(1)
         ("cos_sin", (PLACES, CONSTANTS[0, 0]), ValueError, "constants must have 6 rows.*got 0"),
         ("cos_sin", (PLACES, [*[PLACES] * 5, TILE]), TypeError, "constants must be an int32 array"),
         ("rotate", (PLACES, TILE, TILE), TypeError, "x must be a float tile"),
+        ("rotate", (np.float32, TILE, TILE), TypeError, "x must be a float tile, got type"),
         ("rotate", (TILE, HALF, TILE), TypeError, "cosine must be a float32 tile"),
         ("rotate", (TILE[:, :0], TILE, TILE), ValueError, "x must have an even number of features"),
         ("rotate", (TILE, TILE[:, :2], TILE), ValueError, "cosine must have 4 columns"),

@@ -32,8 +32,10 @@ from helpers.attention import (
     cotangents,
     drawn,
     exact,
+    run_once,
 )
 from helpers.closeness import assert_within
+from helpers.slow import slow
 from oracles.attention import dense, may_see
 from oracles.biases import alibi, tile
 
@@ -52,8 +54,9 @@ EACH = (BATCH, HEADS), (BATCH, KV_HEADS), (BATCH, KV_HEADS)  # of data: a batch 
 
 CASES = {
     "window, sinks": {"window": (3, 1), "sinks": True},
-    "window after, cap": {"window": (None, 1), "cap": 0.7, "bias": True, "block_size": 512},
-    "causal window, a number as scale": {"causal": True, "window": (4, 3), "bias": True, "scale": -0.5},
+    "window after, cap, a number as scale": {
+        **{"window": (None, 1), "cap": 0.7, "bias": True, "scale": -0.5, "block_size": 512}
+    },
     "segments, keys shared by all heads": {
         **{"segments": APART, "causal": True, "sinks": True, "kv_heads": 1, "block_size": 1}
     },
@@ -65,7 +68,7 @@ CASES = {
         "segments": APART,
         "scale": (QUERIES, 1),
     },
-    "data": {"data": EACH, "causal": True, "scale": (HEADS,)},
+    "data, causal window": {"data": EACH, "causal": True, "window": (4, 3), "scale": (HEADS,)},
     "data shared": {"data": ((1, 1), (1, 1), (BATCH, 1)), "window": (3, 1), "cap": 1.5},
     "everything": {
         **{"window": (5, 1), "cap": 1.5, "sinks": True, "bias": True, "segments": SEGMENTS, "mask": MASK[:1]},
@@ -80,11 +83,11 @@ def derivatives(case, x, v, dy):
     return y, tangents, jax.vjp(functools.partial(attend, case), x)[1](dy)[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [slow(name) if name == "window, sinks" else name for name in CASES])
 def test_results_and_derivatives(name):
     case = CASES[name]
     x, v, dy = drawn(case), drawn(case, 1), cotangents(case)
-    y, tangents, by = jax.jit(functools.partial(derivatives, case))(x, v, dy)
+    y, tangents, by = run_once(functools.partial(derivatives, case))(x, v, dy)
     *want, want_by = exact(case, x, *dy)
     check(y, tuple(want), 1e-6)
     check(tangents, along(lambda x: exact(case, x)[:2], x, v), against=f"differences of {FORMULA}")
@@ -101,7 +104,8 @@ def test_half_precision(bias):
     x, (dy, dl) = drawn(case), cotangents(case)
     x = {name: a if name == "slopes" else a.astype(jnp.bfloat16) for name, a in x.items()}
     dy = dy.astype(jnp.bfloat16), 0 * dl
-    (y, residual), _, by = jax.jit(functools.partial(derivatives, case))(x, x, dy)
+    both = jax.jit(lambda x, dy: [*(found := jax.vjp(functools.partial(attend, case), x))[:1], *found[1](dy)])
+    (y, residual), by = both(x, dy)
     assert y.dtype == jnp.bfloat16 and residual.dtype == jnp.float32
     assert [a.dtype for a in by.values()] == [x[name].dtype for name in by]
     want, of_sums, want_by = exact(case, x, *dy)
@@ -138,7 +142,7 @@ def test_empty_sequences_and_batches(batch, queries, keys):
     case = {"i": AT[:queries], "j": THERE[:keys], "causal": True, "bias": True, "sinks": True}
     x = drawn(case)
     x |= {"query": x["query"][:batch, :queries]} | {name: x[name][:batch, :keys] for name in ("key", "value")}
-    (y, residual), by = jax.jit(functools.partial(pulled, case))(x)
+    (y, residual), by = jax.device_get(jax.jit(functools.partial(pulled, case))(x))
     assert y.shape == (batch, queries, HEADS, VALUE_WIDTH) and not np.any(y)
     if keys == 0:
         np.testing.assert_array_equal(residual, np.broadcast_to(x["sinks"], residual.shape))
@@ -154,7 +158,7 @@ def test_positions_count_from_0_and_a_bias_may_be_a_number():
 
 def test_a_scale_may_be_traced():
     x = [*drawn({}).values()]
-    got = jax.jit(lambda scale: pe.attention(*x, scale=scale))(jnp.bfloat16(0.5))
+    got = jax.jit(lambda scale: pe.attention(*x, scale=scale))(np.asarray(0.5, jnp.bfloat16))
     check(got, dense(*x, scale=0.5).y, 1e-6)
 
 
@@ -229,7 +233,8 @@ def test_a_mask_of_more_queries_than_a_word_has_bits():
     i, j = np.arange(70)[:, None] % 35, np.arange(50)
     seen = (rng.random((2, 1, 70, 50)) < 0.3) & (i >= np.where(j < 25, 32, 0))
     seen[0, ..., :25] = False
-    y, by = jax.jit(functools.partial(gradients, functools.partial(pe.attention, mask=seen, block_size=40)))(q, k, v)
+    f = functools.partial(pe.attention, mask=seen, block_size=40)
+    y, by = run_once(functools.partial(gradients, f))(q, k, v)
     want = dense(q, k, v, seen=seen)
     check(y, want.y, 2e-6)
     check(by, tuple(want.back(y)[:3]), 2e-5)
@@ -249,7 +254,7 @@ def seen_by(i, j, **options):
     return np.asarray(jax.jit(lambda i, j: f(query_positions=i, key_positions=j))(i, j))[0, :, 0] > 0
 
 
-WINDOWS = (3, None), (2**32 - 2, None), (None, 2**32 - 2), (2**31, 2**31 - 1), (2**40, 2**70)
+WINDOWS = (2**32 - 2, 2**32 - 2), (2**40, 2**70)
 WIDE = np.int64([0, 2**33, 2**40, -(2**62), 2**63 - 1]), np.int64([1, -1, 2**40 + 3, -(2**62) - 2, -(2**63), 2**34])
 
 
@@ -270,7 +275,7 @@ def test_masks_by_position_do_not_wrap(at, options):
 
 def test_sinks_of_any_size():
     """One at −∞ is none, a low one is no more than that, and a great one takes all weight."""
-    case = {"sinks": True, "segments": APART, "causal": True}
+    case = {"sinks": True, "segments": APART, "causal": True, "block_size": 512}
     x, (dy, dl) = drawn(case), cotangents(case)
     x["sinks"] = lows = np.float32([-np.inf, 1e4, -1e4, 3e38])
     v = x | {"sinks": np.ones_like(lows)}
@@ -286,7 +291,7 @@ def test_sinks_of_any_size():
 def test_caps_at_their_bounds_and_far_scores():
     x = drawn({"cap": 2.0})
     for cap, scale in ((1e-30, None), (1e30, None), (2.0, 1e6)):
-        case = {"cap": cap, "scale": scale}
+        case = {"cap": cap, "scale": scale, "block_size": 512}
         y, by = jax.jit(functools.partial(gradients, lambda x: attend(case, x)[0]))(x)  # noqa: B023
         check(y, exact(case, x)[0])
         assert all(np.all(np.isfinite(a)) for a in jax.tree.leaves(by)), case
@@ -329,15 +334,16 @@ def test_packed_or_padded_documents_are_as_alone():
     """Of three and of four tokens: in one row, told apart by segments, or padded on the left, under a mask of keys."""
     x = [a[0, :7] for a in drawn({}).values()]
 
-    @jax.jit
     def attend(q, k, v, at, **options):
         return pe.attention(q, k, v, query_positions=at, key_positions=at, window=(1, 0), block_size=3, **options)
 
     qkv = ([a[document] for a in x] for document in (slice(3), slice(3, 7)))
     first, second = (dense(*a, seen=may_see(n := np.arange(len(a[0])), n, window=(1, 0))).y for a in qkv)
     at, ids = np.int32([0, 1, 2, 0, 1, 2, 3]), np.int32([0, 0, 0, 1, 1, 1, 1])
-    check(attend(*x, at, query_segments=ids, key_segments=ids), np.concatenate([first, second]), 1e-6, "each alone")
-    rows, at = np.array([[0, 0, 1, 2], [3, 4, 5, 6]]), np.int32([[0, 0, 1, 2], [0, 1, 2, 3]])
+    rows, places = np.array([[0, 0, 1, 2], [3, 4, 5, 6]]), np.int32([[0, 0, 1, 2], [0, 1, 2, 3]])
     mask = np.array([[False, True, True, True], [True] * 4])[:, None, None]
-    padded = np.asarray(attend(*(a[rows] for a in x), at, mask=mask))
+    padded = functools.partial(attend, *(a[rows] for a in x), places, mask=mask)
+    both = jax.jit(lambda *x: (attend(*x, at, query_segments=ids, key_segments=ids), padded()))
+    packed, padded = jax.device_get(both(*x))
+    check(packed, np.concatenate([first, second]), 1e-6, "each alone")
     check((padded[0, 1:], padded[1]), (first, second), 1e-6, "each alone")

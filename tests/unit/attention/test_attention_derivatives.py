@@ -6,13 +6,15 @@
 - Tangents keep their precision beside masked keys, scores that overflow and what all keys share.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.attention import AT, BATCH, FORMULA, KV_HEADS, QUERIES, THERE, along, attend, check, drawn, exact
+from helpers.attention import AT, BATCH, FORMULA, KV_HEADS, QUERIES, THERE, along, attend, check, drawn, exact, run_once
 from helpers.slow import slow
 from oracles.attention import dense
 
@@ -58,14 +60,14 @@ HESSIANS = {
 
 @pytest.mark.parametrize("mode", ["forward over reverse", slow("reverse over reverse"), slow("reverse over forward")])
 def test_second_derivatives(mode):
-    check(jax.jit(HESSIANS[mode])(X, V), along(exact_gradient, X, V), 1e-10, DIFFERENCES)
+    check(run_once(HESSIANS[mode])(X, V), along(exact_gradient, X, V), 1e-10, DIFFERENCES)
 
 
-@pytest.mark.parametrize("name", ["value", "slopes", "b"])
+@pytest.mark.parametrize("name", ["value", slow("slopes"), "b"])
 def test_each_array_alone(name):
     """What does not move has a tangent of None, and no cotangent."""
 
-    @jax.jit
+    @run_once
     def both(a):
         f = lambda a: results(X | {name: a})  # noqa: E731
         y, tangents = jax.jvp(f, (a,), (V[name],))
@@ -82,7 +84,7 @@ def test_no_derivative_by_positions():
     f = lambda q, i: jnp.sum(attend({}, X | {"query": q}, query_positions=i)[0])  # noqa: E731
     still = np.zeros(QUERIES, jax.dtypes.float0)
     both = lambda q, t: (jax.jvp(f, (q, AT), (t, still))[1], jax.grad(f, (0, 1), allow_int=True)(q, AT))  # noqa: E731
-    along_t, (by_q, by_i) = jax.jit(both)(X["query"], V["query"])
+    along_t, (by_q, by_i) = run_once(both)(X["query"], V["query"])
     check(along_t, np.vdot(by_q, V["query"]), 1e-10, "the cotangent")
     assert by_i.dtype == jax.dtypes.float0
 
@@ -94,7 +96,7 @@ def test_any_array_may_be_mapped():
     x = X | {name: np.stack([row[name] for row in rows], axis) for name, axis in axes.items()}
     in_axes = ({name: axes.get(name) for name in X},)
 
-    @jax.jit
+    @run_once
     def both(x):
         y, pull = jax.vjp(jax.vmap(results, in_axes), x)
         return y, pull(jax.tree.map(jnp.cos, y))[0], jax.vmap(jax.grad(loss), in_axes)(x)
@@ -111,8 +113,13 @@ def test_any_array_may_be_mapped():
 # Precision of tangents
 
 
-def tangent(f, x, t):
-    return jax.jit(lambda x, t: jax.jvp(f, (x,), (t,))[1])(x, t)
+def tangent(q, k, v, t, **options):
+    """That of the results along t, a tangent of the queries."""
+    return jax.jvp(functools.partial(pe.attention, key=k, value=v, **options), (q,), (t,))[1]
+
+
+def exact_tangent(q, k, v, t, **options):
+    return along(lambda x: dense(x["q"], k, v, **options).y, {"q": np.float64(q)}, {"q": np.float64(t)})
 
 
 def test_what_fills_up_a_block_has_no_part_under_a_large_bias():
@@ -140,32 +147,24 @@ def test_what_fills_up_a_block_has_no_part_under_a_large_bias():
 def test_masked_keys_have_no_part_in_tangents():
     """Keys that no query sees may be anything finite, as in a cache that is not full yet."""
     x, t = drawn({}), drawn({}, 1)["query"]
-
-    def of(key):
-        options = {"query_positions": AT - 5, "causal": True}
-        return tangent(lambda q: attend({}, x | {"query": q, "key": key}, **options)[0], x["query"], t)
-
+    of = jax.jit(functools.partial(tangent, query_positions=AT - 5, key_positions=THERE, causal=True, block_size=3))
     far = np.where((THERE < 5)[:, None, None], x["key"], np.float32(1e3))
-    check(of(far), of(x["key"]), 1e-6, "other masked keys")
+    got, want = (of(x["query"], key, x["value"], t) for key in (far, x["key"]))
+    check(got, want, 1e-6, "other masked keys")
 
 
 def test_keys_whose_scores_overflow_have_no_part_in_tangents():
     """They are seen, with weights of 0."""
     q, k, v, t = (np.abs(np.random.default_rng(n).normal(size=(1, 6, 1, 4)).astype(np.float32)) for n in range(4))
     k[:, 4:] = -1e38
-    of = lambda k, v: tangent(lambda q: pe.attention(q, k, v, scale=1.0, block_size=2), q, t)  # noqa: E731
-    check(of(k, v), of(k[:, :4], v[:, :4]), 1e-6, "without them")
+    got = jax.jit(functools.partial(tangent, scale=1.0, block_size=2))(q, k, v, t)
+    check(got, exact_tangent(q, k[:, :4], v[:, :4], t, scale=1.0), 1e-6, f"{FORMULA} without them")
 
 
 def test_tangents_in_16_bits_with_a_common_offset():
     """Real keys have means, which change all scores of a query alike and so no weight."""
     q, k, v, t = (np.random.default_rng(n).normal(size=(1, 64, 2, 16)) for n in range(4))
     narrow = [x.astype(jnp.bfloat16) for x in (q, k + 30, v, np.abs(t))]
-
-    def of(dtype):
-        q, k, v, t = (x.astype(dtype) for x in narrow)
-        return tangent(lambda q: pe.attention(q, k, v, block_size=8), q, t)
-
-    want = np.asarray(of(np.float64))
-    check(of(np.float32), want, 5e-5, "float64")  # scores around 100
-    check(of(jnp.bfloat16), want, 0.01, "float64")
+    of, want = jax.jit(functools.partial(tangent, block_size=8)), exact_tangent(*narrow)
+    check(of(*(x.astype(np.float32) for x in narrow)), want, 5e-5)  # scores around 100
+    check(of(*narrow), want, 0.01)

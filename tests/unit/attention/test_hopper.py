@@ -249,8 +249,7 @@ def seen_and_visible(rule, lengths, transposed):
     return seen.reshape(-1, *lengths), visible
 
 
-@pytest.mark.parametrize("lengths", [(300, 400), (256, 128)])
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("lengths", "transposed"), [((300, 400), False), ((300, 400), True), ((256, 128), False)])
 @pytest.mark.parametrize("name", RULES)
 def test_tiles_that_are_skipped_or_unmasked(name, transposed, lengths):
     seen, visible = seen_and_visible(RULES[name], lengths, transposed)

@@ -34,6 +34,10 @@ def interpret(monkeypatch):
     from helpers.hopper import interpreted
 
     interpreted(monkeypatch.setattr)
+    # The interpreter calls the host for each operation: its programs gain nothing by being optimized.
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Bias(NamedTuple):
@@ -86,10 +90,10 @@ DOCUMENTS = {"segments": (COUNT // 70, np.where(COUNT < 50, 7, COUNT // 70))}  #
 ORDER = {"positions": (COUNT // 3, COUNT // 3), "order": (COUNT, COUNT)}
 CAP, MASK = {"logits_soft_cap": 5.0}, RNG.random((2, 1, 1, 256)) < 0.8
 CASES = {  # the shape of queries (batch, length, heads, head_dim), the number of keys, value_dim, bias, options
-    "no bias": ((1, 130, 4, 64), 290, 64, None, {"scale": 0.25}),
-    "linear": ((1, 384, 2, 64), 384, 64, "ALiBi", {"causal": True}),
+    "no bias": ((1, 70, 4, 64), 290, 64, None, {"scale": 0.25}),
+    "linear": ((1, 256, 2, 64), 256, 64, "ALiBi", {"causal": True}),
     "steps": ((1, 200, 2, 64), 200, 64, "custom", {"causal": True, "window": (90, None), **CAP, **DOCUMENTS}),
-    "table": ((1, 300, 2, 64), 300, 64, "T5 in a window", {"window": (150, 20), "sinks": np.float32([0.5, -1]), **CAP}),
+    "table": ((1, 200, 2, 64), 200, 64, "T5 in a window", {"window": (150, 20), "sinks": np.float32([0.5, -1]), **CAP}),
     "near, in two rows": ((2, 256, 2, 64), 256, 64, "T5", {"window": (40, 40), "mask": MASK, **ROWS}),
     "heads of 80, values of 96": ((1, 140, 2, 80), 140, 96, "ALiBi", {"causal": True}),
     "heads of 256": ((1, 192, 2, 256), 192, 256, None, {"causal": True}),

@@ -21,7 +21,6 @@ from posenc_jax import hf, kernels, linen, plot
 from posenc_jax import nnx as nnx_modules
 
 X = np.ones((2, 5, 3, 8), np.float32)  # batch, seq, heads, head_dim
-KEY = jax.random.key(0)
 
 
 def attend(bias):
@@ -90,11 +89,11 @@ class Config:
 CALLS = {
     "attention": lambda error: attend(raising(error)),
     "positional_attention": lambda error: positional(raising(error)),
-    "LearnedEncoding, NNX": lambda error: nnx_modules.LearnedEncoding(
-        4, 8, embedding_init=raising(error), rngs=nnx.Rngs(0)
+    "LearnedEncoding, NNX": lambda error: jax.eval_shape(
+        lambda: nnx_modules.LearnedEncoding(4, 8, embedding_init=raising(error), rngs=nnx.Rngs(0))
     ),
-    "LearnedEncoding, Linen": lambda error: linen.LearnedEncoding(4, 8, embedding_init=raising(error)).init(
-        KEY, X[0, 0]
+    "LearnedEncoding, Linen": lambda error: jax.eval_shape(
+        lambda: linen.LearnedEncoding(4, 8, embedding_init=raising(error)).init(jax.random.key(0), X[0, 0])
     ),
     "rotary_from_config": lambda error: hf.rotary_from_config(Config(error)),
 }
