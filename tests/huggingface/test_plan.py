@@ -18,7 +18,7 @@ def test_a_plan_is_static_and_hashable():
     plan, again = (rotary_from_config(LLAMA_4) for _ in range(2))
     assert plan == again and hash(plan) == hash(again) and jax.tree.leaves(plan) == []
     rotate = jax.jit(lambda plan, x: plan.rotate(x, 3, head_axis=-2, role="query"))
-    assert jax.eval_shape(rotate, plan, jnp.ones((1, 4, 2, 128))).shape == (1, 4, 2, 128)
+    assert jax.eval_shape(rotate, plan, np.ones((1, 4, 2, 128), np.float32)).shape == (1, 4, 2, 128)
     assert plan != rotary_from_config(LLAMA_4, layout="half")
     assert RotaryPlan(plan.layers, "interleaved") == plan and "parameters" not in repr(plan)
 
@@ -46,7 +46,8 @@ def test_a_query_scale_is_its_formula_at_integers_and_at_floats(scale):
     positions = [0, 1, 2, 3, 8190, 8191, 8192, 16383, 16384, 131071, 10**6, 2**31 - 2, 2**31 - 1]
     want = query_scale(positions, scale.coefficient, scale.period, scale.offset, scale.variant)
     positions = np.array(positions, np.int32)
-    got, of_floats = jax.jit(lambda p, few: (scale(p), scale(few)))(positions, positions[:10].astype(np.float32))
+    both = jax.jit(lambda p: (scale(p), scale(p[:10].astype(np.float32))))
+    got, of_floats = jax.device_get(both(positions))
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, rtol=2.5e-7)
     np.testing.assert_array_equal(of_floats, got[:10])  # which float32 holds

@@ -44,7 +44,7 @@ UNEQUAL = rotate(LAYER(FAST), RotaryLayer(SMALL, head_dim=16))
 SHIFT = functools.partial(PLAN().shift_keys, keys=X, layer=0, offset=7, head_axis=-2)
 MIXED = functools.partial(rotate(LAYER(pe.axial(8, 2)), LAYER(SMALL)), layer=TRACED)
 UNLIKE = TOWER(layers=(LAYER(FAST),) * 2, grids=(PatchGrid(), PatchGrid(inside=2, shapes=((4, 4),)))).positions
-SLICES = functools.partial(TOWER(slices=2).rotate, x=X, layer=0, positions=PLACES, head_axis=-2)
+SLICES = functools.partial(TOWER(slices=2).rotate, x=jax.eval_shape(lambda: X), layer=0, positions=PLACES, head_axis=-2)
 
 
 def row(call, words, **changes):

@@ -4,6 +4,7 @@ Every model type has the layout, the rotating layers, the frequencies and the de
 the true frequencies. The layers of models rotate queries and keys, and scale them, as theirs do.
 """
 
+import functools
 import math
 
 import jax
@@ -80,7 +81,6 @@ def test_frequencies_are_the_true_ones_and_those_of_transformers(case):
 
 
 MODELS = recorded.rotations()["models"]
-ROTATING = [(name, layer["index"]) for name, model in MODELS.items() for layer in model["layers"] if layer["turns"]]
 
 
 def plan_of(model):
@@ -100,26 +100,35 @@ def test_which_layers_rotate_and_how_they_are_scaled(name):
         np.testing.assert_array_equal(theirs["k_attended"], theirs["k_rotated"])
         query, rtol = theirs["q_rotated"], 0
         if ours.query_scale:
-            query, rtol = query * jax.jit(ours.query_scale)(model["scale_positions"])[:, None, :, None], 3e-7
+            query, rtol = (
+                query * np.asarray(jax.jit(ours.query_scale)(model["scale_positions"]))[:, None, :, None],
+                3e-7,
+            )
         np.testing.assert_allclose(query, theirs["q_attended"], rtol=rtol)
 
 
-@pytest.mark.parametrize(("name", "index"), ROTATING)
-def test_a_layer_rotates_as_in_transformers(name, index):
+def queries_and_keys(layer, suffix=""):
+    return np.concatenate([layer[f"{role}{suffix}"] for role in "qk"], -3)  # along the heads
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_rotates_as_in_transformers(name):
     """Within 1e-6 of each pair's length, by frequencies in float32 that transformers computed."""
     model, plan = MODELS[name], plan_of(MODELS[name])
-    theirs, frequencies = model["layers"][index], plan.layers[index].frequencies
-    base, amplitude = theirs["rope"]["rope_theta"], theirs["attention_factor"]
-    np.testing.assert_allclose(theirs["frequencies"], frequencies.angular, rtol=recorded.bound_of_float32(base))
-    assert frequencies.attention_factor == pytest.approx(amplitude, rel=4e-16)
-    rounded = frequencies.with_precision("float32").with_angular(theirs["frequencies"])
-    rotate = jax.jit(lambda x, p: pe.rotary(x, p, rounded, layout=plan.layout, part=plan.part, head_axis=-3))
-    both = np.concatenate([theirs["q"], theirs["k"]], -3)  # along the heads
-    rotated = np.split(np.asarray(rotate(both, np.int32(model["positions"]))), [theirs["q"].shape[-3]], -3)
-    for role, y in zip("qk", rotated, strict=True):
-        x, width = theirs[role], frequencies.dim
-        *pair, _ = rotations.split(x, width, plan.layout, plan.part)
-        *got, rest = rotations.split(y, width, plan.layout, plan.part)
-        *want, rest_wanted = rotations.split(theirs[f"{role}_rotated"], width, model["written"], plan.part)
+    pairs = zip(plan.layers, model["layers"], strict=True)
+    layers = [(ours.frequencies, theirs) for ours, theirs in pairs if theirs["turns"]]
+    rounded = [f.with_precision("float32").with_angular(theirs["frequencies"]) for f, theirs in layers]
+    for f, theirs in layers:
+        bound = recorded.bound_of_float32(theirs["rope"]["rope_theta"])
+        np.testing.assert_allclose(theirs["frequencies"], f.angular, rtol=bound)
+        assert f.attention_factor == pytest.approx(theirs["attention_factor"], rel=4e-16)
+    rotate = functools.partial(pe.rotary, layout=plan.layout, part=plan.part, head_axis=-3)
+    rotate_each = jax.jit(lambda xs, p: [rotate(x, p, f) for x, f in zip(xs, rounded, strict=True)])
+    outputs = rotate_each([queries_and_keys(theirs) for _, theirs in layers], np.int32(model["positions"]))
+    for (f, theirs), y in zip(layers, jax.device_get(outputs), strict=True):
+        *pair, _ = rotations.split(queries_and_keys(theirs), f.dim, plan.layout, plan.part)
+        *got, rest = rotations.split(y, f.dim, plan.layout, plan.part)
+        *want, rest_wanted = rotations.split(queries_and_keys(theirs, "_rotated"), f.dim, model["written"], plan.part)
         np.testing.assert_array_equal(rest, rest_wanted)
-        assert np.all(np.hypot(*np.subtract(got, want)) <= 1e-6 * amplitude * np.hypot(*pair))
+        errors, lengths = np.hypot(*np.subtract(got, want)), f.attention_factor * np.hypot(*pair)
+        assert np.all(errors <= 1e-6 * lengths), f"layer {theirs['index']}"

@@ -4,6 +4,9 @@ Attention of DeepSeek-V4 and of Mistral Large 4 is written in NumPy, for one seq
 plans are the library's. Weights are those of the module, by its names.
 """
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 
@@ -55,31 +58,6 @@ def compressed(w, rate, x):
     return rms_norm((values * softmax(gates, 1)).sum(1), w["compressor.kv_norm.weight"])[:, None]
 
 
-def deepseek_v4(config, w, x, layer):
-    """Keys are values, and those of blocks follow those of tokens."""
-    plan, heads = rotary_from_config(config), config["num_attention_heads"]
-
-    def rotate(y, role, positions=None):
-        return np.asarray(plan.rotate(np.float32(y), layer, positions, head_axis=-2, role=role))
-
-    latent = rms_norm(linear(w, "q_a_proj", x), w["q_a_norm.weight"])
-    query = rotate(rms_norm(linear(w, "q_b_proj", latent, heads)), "query")
-    tokens = rms_norm(linear(w, "kv_proj", x), w["kv_norm.weight"])[:, None]
-    key, value = (rotate(tokens, role) for role in ("key", "value"))
-    i, j = np.ogrid[: len(x), : len(x)]
-    visible = (j <= i) & (i - j < config["sliding_window"])
-    if rate := config["compress_rates"].get(config["layer_types"][layer]):
-        blocks = compressed(w, rate, x)
-        at = rate * np.arange(len(blocks), dtype=np.int32)
-        key, value = (np.concatenate([y, rotate(blocks, role, at)]) for y, role in ((key, "key"), (value, "value")))
-        visible = np.concatenate([visible, at + rate <= i + 1], 1)
-    key, value = (np.repeat(y, heads, 1) for y in (key, value))
-    output = rotate(attend(query, key, value, visible, config["head_dim"] ** -0.5, w["sinks"]), "output")
-    output = output.reshape(len(x), config["o_groups"], -1)
-    weight = w["o_a_proj.weight"].reshape(config["o_groups"], -1, output.shape[-1])
-    return linear(w, "o_b_proj", np.einsum("sgi,goi->sgo", output, weight).reshape(len(x), -1))
-
-
 # What a module of transformers calls the parameters that a checkpoint has under these names.
 LEARNED = {
     "lerope.alpha": "alpha",
@@ -90,29 +68,55 @@ LEARNED = {
 }
 
 
+def rotated(plan, w, layer, at, **vectors):
+    """Vectors by their roles, the first ones of the positions given, which one program rotates."""
+    learned = {name: np.float32(w[LEARNED[name]]) for name, _ in plan.parameters}
+    rotate = functools.partial(plan.rotate, layer=layer, head_axis=-2, scaled=False, parameters=learned)
+    each = jax.jit(lambda vectors: {role: rotate(y, positions=at[: len(y)], role=role) for role, y in vectors.items()})
+    return jax.device_get(each(jax.tree.map(np.float32, vectors)))
+
+
+def deepseek_v4(config, w, x, layer):
+    """Keys are values, and those of blocks follow those of tokens."""
+    plan, heads = rotary_from_config(config), config["num_attention_heads"]
+
+    latent = rms_norm(linear(w, "q_a_proj", x), w["q_a_norm.weight"])
+    query = rms_norm(linear(w, "q_b_proj", latent, heads))
+    tokens = rms_norm(linear(w, "kv_proj", x), w["kv_norm.weight"])[:, None]
+    at = np.int32(range(len(x)))
+    i, j = np.ogrid[: len(x), : len(x)]
+    visible = (j <= i) & (i - j < config["sliding_window"])
+    if rate := config["compress_rates"].get(config["layer_types"][layer]):
+        blocks = compressed(w, rate, x)
+        starts = rate * np.int32(range(len(blocks)))
+        tokens, at = np.concatenate([tokens, blocks]), np.concatenate([at, starts])
+        visible = np.concatenate([visible, starts + rate <= i + 1], 1)
+    vectors = rotated(plan, w, layer, at, query=query, key=tokens, value=tokens)
+    key, value = (np.repeat(vectors[role], heads, 1) for role in ("key", "value"))
+    output = attend(vectors["query"], key, value, visible, config["head_dim"] ** -0.5, w["sinks"])
+    output = rotated(plan, w, layer, at, output=output)["output"].reshape(len(x), config["o_groups"], -1)
+    weight = w["o_a_proj.weight"].reshape(config["o_groups"], -1, output.shape[-1])
+    return linear(w, "o_b_proj", np.einsum("sgi,goi->sgo", output, weight).reshape(len(x), -1))
+
+
 def mistral_large4(config, w, x, layer):
     """A layer that computes its own keys and its own choice of them."""
     plan, heads = rotary_from_config(config), config["num_attention_heads"]
     head_dim, rope = plan.layers[layer].head_dim, config["qk_rope_head_dim"]
 
-    def rotate(y, role, plan=plan):
-        parameters = {name: np.float32(w[LEARNED[name]]) for name, _ in plan.parameters}
-        y = plan.rotate(np.float32(y), layer, head_axis=-2, role=role, scaled=False, parameters=parameters)
-        return np.asarray(y)
-
-    query = rotate(linear(w, "q_proj", x, heads), "query")
     latent, shared = np.split(linear(w, "kv_a_proj_with_mqa", x), [config["kv_lora_rank"]], -1)
     latent = rms_norm(latent, w["kv_a_layernorm.weight"], config["rms_norm_eps"])
     nope = head_dim - rope if config["no_rope_layers"][layer] else head_dim
     key, value = np.split(linear(w, "kv_b_proj", latent, heads), [nope], -1)
     shared = np.broadcast_to(shared[:, None], (len(x), heads, shared.shape[-1]))
-    key = rotate(np.concatenate([key, shared], -1), "key")
+    query, key, at = linear(w, "q_proj", x, heads), np.concatenate([key, shared], -1), np.int32(range(len(x)))
+    vectors = rotated(plan, w, layer, at, query=query, key=key)
     index_query = linear(w, "indexer.wq_b", layer_norm(w, "indexer.q_input_norm", x), config["index_n_heads"])
     index_key = layer_norm(w, "indexer.k_norm", linear(w, "indexer.wk", x))[:, None]
-    index_query, index_key = rotate(index_query, "query", plan.indexer), rotate(index_key, "key", plan.indexer)[:, 0]
+    index = rotated(plan.indexer, w, layer, at, query=index_query, key=index_key)
     head_weights, causal = linear(w, "indexer.weights_proj", x), np.tri(len(x), dtype=bool)
-    visible = chosen(index_query, index_key, head_weights, causal, config["index_topk"])
-    output = attend(query, key, value, visible, plan.softmax_scale * head_dim**-0.5)
+    visible = chosen(index["query"], index["key"][:, 0], head_weights, causal, config["index_topk"])
+    output = attend(vectors["query"], vectors["key"], value, visible, plan.softmax_scale * head_dim**-0.5)
     return linear(w, "o_proj", output.reshape(len(x), -1))
 
 

@@ -9,6 +9,7 @@ from helpers import pages
 from oracles import recorded
 
 PAGE = "docs/attention_models.md"
+LENGTH = 20  # of all masks, which single tokens fill up: rows that differ in numbers alone share a program
 RECORDED = {case["model"]: case for case in recorded.cases("hf_masks")}
 ROWS = {
     (model.partition(",")[0], layers): pages.code_in(options)
@@ -22,7 +23,7 @@ def options_of(model, layers):
     names = dict(RECORDED[model])
     if blocks := names.get("blocks"):
         block_order = pages.run(pages.definition(PAGE, "block_order"), {"jnp": np})["block_order"]
-        order, p = block_order(np.array([blocks])), np.arange(len(blocks))
+        order, p = block_order(np.array([blocks + [-1] * (LENGTH - len(blocks))])), np.arange(LENGTH)
         names["by_block"] = {"query_order": order, "key_order": order, "query_positions": p, "key_positions": p}
     return eval(f"dict(causal={bool(blocks)}, {', '.join(ROWS[model, layers])})", names)
 
@@ -30,15 +31,17 @@ def options_of(model, layers):
 @pytest.mark.parametrize(("model", "layers"), ROWS)
 def test_the_row_is_the_models_mask(model, layers):
     """Each query gives the same share to every key that it sees."""
-    case, options = RECORDED[model], options_of(model, layers)
+    case, options = RECORDED[model], {"scale": 8**-0.5} | options_of(model, layers)
+    static = {name: options.pop(name) for name in ("causal", "window", "logits_soft_cap") if name in options}
     calls = [np.array([list(map(int, row)) for row in mask]) for mask in case[layers]]  # two where keys are cached
     n = calls[-1].shape[1]
-    q, values = np.zeros((1, n, 1, 8), np.float32), np.eye(n, dtype=np.float32)[None, :, None]
-    got = jax.jit(lambda q, v: pe.attention(q, q, v, **options))(q, values)[0, :, 0]
+    q, values = np.zeros((1, LENGTH, 1, 8), np.float32), np.eye(LENGTH, dtype=np.float32)[None, :, None]
+    attend = jax.jit(lambda q, v, options: pe.attention(q, q, v, **static, **options))
+    got = np.asarray(attend(q, values, options))[0, :n, 0, :n]
     seen = np.concatenate([np.pad(mask, ((0, 0), (0, n - mask.shape[1]))) for mask in calls])
     np.testing.assert_allclose(got, seen / seen.sum(1, keepdims=True), rtol=0, atol=1e-6)
-    assert options.get("scale", 8**-0.5) == pytest.approx(case["scale"])
-    assert options.get("logits_soft_cap") == case["cap"]
+    assert options["scale"] == pytest.approx(case["scale"])
+    assert static.get("logits_soft_cap") == case["cap"]
 
 
 def test_every_recorded_layer_with_a_mask_has_a_row():

@@ -157,6 +157,12 @@ def test_floats_that_are_no_int32_position_give_nan(frequencies):
     np.testing.assert_array_equal(np.isnan(got), [[True] * 4] * 5 + [[False] * 4])
 
 
+def test_a_vector_with_one_coordinate_that_is_no_position_is_nan():
+    positions, angular = np.float32([[1, 2], [1, np.nan], [2.0**31, 1]]), np.float32([1, 0.5])
+    got = jax.jit(lambda p, w: sines.sine(p, [w, w], np.array([0, 1])))(positions, angular)
+    np.testing.assert_array_equal(np.isnan(got), [[False] * 2, [True] * 2, [True] * 2])
+
+
 def test_floats_that_round_beyond_the_ends_give_nan():
     ends = np.array([2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6])
     with jax.enable_x64(True):
