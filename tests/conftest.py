@@ -70,6 +70,14 @@ def printed_as_before():
         yield
 
 
+@pytest.fixture
+def unoptimized():
+    """For programs that run once, beside a formula: LLVM's optimizations take longer than all else."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forgotten():
     """Programs of one file rarely serve another, and all of them together take 4 GB of each worker."""

@@ -8,7 +8,6 @@ pairs, of the queries and of the keys; "i" and "j" are positions. "sinks", "bias
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,8 +23,6 @@ BATCH, QUERIES, KEYS, HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 2, 7, 8, 4, 2, 4, 3
 AT, THERE = np.arange(2, 2 + QUERIES, dtype=np.int32), np.arange(KEYS, dtype=np.int32)
 FORMULA = "the float64 formula"
 Arrays = dict[str, np.ndarray]
-# Of a program that runs once, LLVM's optimizations take longer than all else.
-run_once = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def drawn(case: dict[str, Any], seed: int = 0, dtype: Any = np.float32) -> Arrays:

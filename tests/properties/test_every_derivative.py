@@ -17,8 +17,9 @@ from helpers.functions import FUNCTIONS
 from helpers.slow import slow
 
 SMOOTH = {name: row for name, row in FUNCTIONS.items() if row.formula and row.floats}
-# By default each kind of rule; inside other transformations, of these alone.
-FEW = "rotary, by heads", "rotary, cos_sin", "xpos, array", "pope, array", "prope, key", "t5", "fire"
+# Each kind of rule: inside other transformations, of these alone; by default, those that no file of their own tests.
+KINDS = "rotary, by heads", "rotary, cos_sin", "xpos, array", "pope, array", "prope, key", "t5", "fire"
+FEW = "rotary, by heads", "rotary, cos_sin", "xpos, array", "t5", "fire"
 
 
 def directions(name):
@@ -46,6 +47,7 @@ def check_second(got, want):
         assert_within(a, b, 1e-4 * (1 + np.abs(b)), against="the difference along v and u")
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
 def test_forward_mode_of_first_and_second_order(name):
     d = directions(name)
@@ -58,6 +60,7 @@ def test_forward_mode_of_first_and_second_order(name):
     check_second(second, d.along_two(d.truth))
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
 def test_reverse_mode_by_each_argument_and_forward_over_reverse(name):
     d = directions(name)
@@ -67,6 +70,7 @@ def test_reverse_mode_by_each_argument_and_forward_over_reverse(name):
     d.check_loss(inner(along_u, d.v), *d.along_two(d.true_loss))
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMOOTH)
 def test_reverse_over_reverse(name):
@@ -108,9 +112,10 @@ def mapped_by_the_others(f):
     return of
 
 
+@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", [mapped, mapped_by_the_first, mapped_by_the_others, scanned, jax.checkpoint])
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", KINDS)
 def test_derivatives_inside_other_transformations(name, transform):
     d = directions(name)
     g = transform(d.f)

@@ -32,12 +32,13 @@ from helpers.attention import (
     cotangents,
     drawn,
     exact,
-    run_once,
 )
 from helpers.closeness import assert_within
 from helpers.slow import slow
 from oracles.attention import dense, may_see
 from oracles.biases import alibi, tile
+
+pytestmark = pytest.mark.usefixtures("unoptimized")
 
 RNG = np.random.default_rng(0)
 SEGMENTS = np.int32([[0] * 4 + [1] * 3, [5] * 7]), np.int32([[0] * 5 + [1] * 3, [5] * 5 + [2] * 3])
@@ -87,7 +88,7 @@ def derivatives(case, x, v, dy):
 def test_results_and_derivatives(name):
     case = CASES[name]
     x, v, dy = drawn(case), drawn(case, 1), cotangents(case)
-    y, tangents, by = run_once(functools.partial(derivatives, case))(x, v, dy)
+    y, tangents, by = jax.jit(functools.partial(derivatives, case))(x, v, dy)
     *want, want_by = exact(case, x, *dy)
     check(y, tuple(want), 1e-6)
     check(tangents, along(lambda x: exact(case, x)[:2], x, v), against=f"differences of {FORMULA}")
@@ -234,7 +235,7 @@ def test_a_mask_of_more_queries_than_a_word_has_bits():
     seen = (rng.random((2, 1, 70, 50)) < 0.3) & (i >= np.where(j < 25, 32, 0))
     seen[0, ..., :25] = False
     f = functools.partial(pe.attention, mask=seen, block_size=40)
-    y, by = run_once(functools.partial(gradients, f))(q, k, v)
+    y, by = jax.jit(functools.partial(gradients, f))(q, k, v)
     want = dense(q, k, v, seen=seen)
     check(y, want.y, 2e-6)
     check(by, tuple(want.back(y)[:3]), 2e-5)

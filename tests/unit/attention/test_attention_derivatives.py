@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.attention import AT, BATCH, FORMULA, KV_HEADS, QUERIES, THERE, along, attend, check, drawn, exact, run_once
+from helpers.attention import AT, BATCH, FORMULA, KV_HEADS, QUERIES, THERE, along, attend, check, drawn, exact
 from helpers.slow import slow
 from oracles.attention import dense
+
+pytestmark = pytest.mark.usefixtures("unoptimized")
 
 SEGMENTS = np.int32([[0] * 4 + [1] * 3, [5] * 7]), np.int32([[0] * 5 + [1] * 3, [5] * 6 + [2] * 2])
 EVERYTHING = {
@@ -60,14 +62,14 @@ HESSIANS = {
 
 @pytest.mark.parametrize("mode", ["forward over reverse", slow("reverse over reverse"), slow("reverse over forward")])
 def test_second_derivatives(mode):
-    check(run_once(HESSIANS[mode])(X, V), along(exact_gradient, X, V), 1e-10, DIFFERENCES)
+    check(jax.jit(HESSIANS[mode])(X, V), along(exact_gradient, X, V), 1e-10, DIFFERENCES)
 
 
 @pytest.mark.parametrize("name", ["value", slow("slopes"), "b"])
 def test_each_array_alone(name):
     """What does not move has a tangent of None, and no cotangent."""
 
-    @run_once
+    @jax.jit
     def both(a):
         f = lambda a: results(X | {name: a})  # noqa: E731
         y, tangents = jax.jvp(f, (a,), (V[name],))
@@ -84,7 +86,7 @@ def test_no_derivative_by_positions():
     f = lambda q, i: jnp.sum(attend({}, X | {"query": q}, query_positions=i)[0])  # noqa: E731
     still = np.zeros(QUERIES, jax.dtypes.float0)
     both = lambda q, t: (jax.jvp(f, (q, AT), (t, still))[1], jax.grad(f, (0, 1), allow_int=True)(q, AT))  # noqa: E731
-    along_t, (by_q, by_i) = run_once(both)(X["query"], V["query"])
+    along_t, (by_q, by_i) = jax.jit(both)(X["query"], V["query"])
     check(along_t, np.vdot(by_q, V["query"]), 1e-10, "the cotangent")
     assert by_i.dtype == jax.dtypes.float0
 
@@ -96,7 +98,7 @@ def test_any_array_may_be_mapped():
     x = X | {name: np.stack([row[name] for row in rows], axis) for name, axis in axes.items()}
     in_axes = ({name: axes.get(name) for name in X},)
 
-    @run_once
+    @jax.jit
     def both(x):
         y, pull = jax.vjp(jax.vmap(results, in_axes), x)
         return y, pull(jax.tree.map(jnp.cos, y))[0], jax.vmap(jax.grad(loss), in_axes)(x)

@@ -17,9 +17,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers.attention import BATCH, HEADS, KV_HEADS, attend, check, drawn, run_once
+from helpers.attention import BATCH, HEADS, KV_HEADS, attend, check, drawn
 
-pytestmark = pytest.mark.usefixtures("on_cpu")
+pytestmark = pytest.mark.usefixtures("on_cpu", "unoptimized")
 D, H = "data", "heads"
 LENGTH = 8
 AT = np.arange(LENGTH, dtype=np.int32)
@@ -45,7 +45,7 @@ def results_and_gradient(x):
 
 @functools.cache
 def one_device():
-    return run_once(results_and_gradient)(X)
+    return jax.jit(results_and_gradient)(X)
 
 
 def mesh_of(kind):
@@ -59,7 +59,7 @@ def test_on_explicit_axes():
         of_query = jax.typeof(x["query"]).sharding.spec
         assert y == (of_query, P(*of_query[:-1]))
         assert by == {name: jax.typeof(a).sharding.spec for name, a in x.items()}
-        got = run_once(results_and_gradient)(x)
+        got = jax.jit(results_and_gradient)(x)
     check(got, one_device(), 2e-5, "one device")
 
 
@@ -98,7 +98,7 @@ def test_queries_and_heads_in_shard_map():
 
     out = (specs["query"], specs["query"])
     mapped = jax.shard_map(here, mesh=mesh_of(AxisType.Auto), in_specs=(specs,), out_specs=out)
-    got = run_once(lambda x: (mapped(x), jax.grad(lambda x: loss(x, mapped))(x)))(X)
+    got = jax.jit(lambda x: (mapped(x), jax.grad(lambda x: loss(x, mapped))(x)))(X)
     check(got, one_device(), 2e-5, "one device")
 
 

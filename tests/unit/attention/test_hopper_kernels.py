@@ -23,7 +23,10 @@ from helpers.slow import slow
 from oracles import biases as oracle
 from oracles.attention import dense, may_see
 
-pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need JAX 0.11")
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized"),
+    pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need JAX 0.11"),
+]
 RNG = np.random.default_rng(0)
 BFLOAT16, KERNEL, SIDES = jnp.bfloat16, {"implementation": "mosaic_gpu"}, ("query", "key")
 PAIRS = "positions", "segments", "order"
@@ -34,10 +37,6 @@ def interpret(monkeypatch):
     from helpers.hopper import interpreted
 
     interpreted(monkeypatch.setattr)
-    # The interpreter calls the host for each operation: its programs gain nothing by being optimized.
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 class Bias(NamedTuple):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import posenc_jax as pe
-from helpers.attention import run_once
 from oracles.attention import may_see
 from posenc_jax._attention import tiles
 from posenc_jax._attention.tiles import Settings, Tile, TokenAttributes
@@ -76,7 +75,7 @@ def test_tiles_that_nothing_sees_are_not_visited(name):
     options = {"causal": True, "window": (7, None), "query_segments": segments, "key_segments": segments}
     options |= dict.fromkeys(("query_order", "key_order"), np.arange(n, dtype=np.int32))
     f = functools.partial(pe.attention, bias=bias, block_size=block, **options)
-    jax.block_until_ready(run_once(functools.partial(program, f))(x, x, x))
+    jax.block_until_ready(jax.jit(functools.partial(program, f))(x, x, x))
     jax.effects_barrier()
     seen = may_see(np.arange(n), np.arange(n), True, (segments, segments), (7, None))[0]
     want = {(a, b) for a in range(0, n, block) for b in range(0, n, block) if seen[a : a + block, b : b + block].any()}
