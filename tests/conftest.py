@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from helpers.compiling import compile_sooner
 from helpers.programs import Programs
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,7 @@ class Announcer:
 
 @pytest.hookimpl(trylast=True)  # after the terminal reporter is there
 def pytest_configure(config):
+    compile_sooner(bool(config.option.markexpr))
     config.pluginmanager.register(Programs(Path(COMPILED)).listen())
     if terminal := config.pluginmanager.get_plugin("terminalreporter"):  # a worker has none
         config.pluginmanager.register(Announcer(terminal))
@@ -70,14 +72,6 @@ def printed_as_before():
         yield
 
 
-@pytest.fixture
-def unoptimized():
-    """For programs that run once, beside a formula: LLVM's optimizations take longer than all else."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def forgotten():
     """Programs of one file rarely serve another, and all of them together take 4 GB of each worker."""
@@ -86,11 +80,13 @@ def forgotten():
 
 
 @pytest.fixture(scope="module")
-def compiled_anew():
-    """For files whose subject is what the compiler makes: nothing comes from the cache of compiled programs."""
+def compiled_anew(request):
+    """For files whose subject is what the compiler makes for users; nothing of it was kept before."""
+    compile_sooner(False)
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
     yield
+    compile_sooner(bool(request.config.option.markexpr))
     jax.config.update("jax_compilation_cache_dir", COMPILED)
     compilation_cache.reset_cache()
 

@@ -21,8 +21,6 @@ from oracles import attention, cameras, encodings, recorded, rotations
 from posenc_jax import hf
 from posenc_jax.nnx import RotaryEncoding, positional_attention
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 RNG = np.random.default_rng(0)
 BATCH, SEQ, HEADS, WIDTH, BASE = 2, 12, 3, 8, 500.0
 SPECTRUM = pe.geometric(WIDTH, BASE)

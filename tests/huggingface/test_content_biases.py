@@ -13,8 +13,6 @@ from helpers.content_biases import drawn, hidden_and_cotangent
 from helpers.slow import slow
 from oracles import recorded
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 CASES = {case["name"]: case for case in recorded.cases("content_biases")}
 BOUND = 1e-5  # of the largest number, by two float32 programs
 BLOCK = 8  # of lengths from 9 to 29

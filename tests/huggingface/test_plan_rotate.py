@@ -13,8 +13,6 @@ from oracles import rotations
 from oracles.encodings import query_scale
 from posenc_jax.hf import HeadScale, QueryScale, RotaryLayer, RotaryPlan, rotary_from_config
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 RNG = np.random.default_rng(0)
 X, COTANGENT = RNG.normal(size=(2, 2, 5, 4, 8)).astype(np.float32)
 AT = np.int32([[0, 1, 2, 3, 4], [1_000_000, 7, 3, 2_000_000_000, 5]])

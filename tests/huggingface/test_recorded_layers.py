@@ -13,8 +13,6 @@ import pytest
 from oracles import recorded
 from posenc_jax.hf import rotary_from_config
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 # The indexer of DeepSeek-V4's sparse layers is compared with transformers in parity/test_forward.py.
 CASES = {case["name"]: case for case in recorded.cases("hf_layers")}
 

@@ -8,8 +8,6 @@ import posenc_jax as pe
 from helpers import pages
 from oracles import recorded
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 PAGE = "docs/attention_models.md"
 LENGTH = 20  # of all masks, which single tokens fill up: rows that differ in numbers alone share a program
 RECORDED = {case["model"]: case for case in recorded.cases("hf_masks")}

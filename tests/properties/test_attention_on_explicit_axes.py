@@ -17,7 +17,7 @@ from devices.aot import Compiled
 from helpers.closeness import assert_within
 from helpers.slow import slow
 
-pytestmark = pytest.mark.usefixtures("on_cpu", "unoptimized")
+pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
 ROWS, OF_HEADS = P(D, None, H), P(None, None, H)
 X, AT = np.ones((8, 16, 8, 16), np.float32), np.arange(16, dtype=np.int32)[None].repeat(8, 0)

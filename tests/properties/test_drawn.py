@@ -28,8 +28,6 @@ from oracles.encodings import waves_or_nan
 from oracles.positions import segments
 from oracles.rotations import features, matrix, rotate
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 NAN, INF = float("nan"), float("inf")
 INT32 = -(2**31), 2**31 - 1
 INTEGERS = np.int8, np.int16, np.int32, np.uint8, np.uint16, np.int64, np.uint32, np.uint64

@@ -47,7 +47,6 @@ def check_second(got, want):
         assert_within(a, b, 1e-4 * (1 + np.abs(b)), against="the difference along v and u")
 
 
-@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
 def test_forward_mode_of_first_and_second_order(name):
     d = directions(name)
@@ -60,7 +59,6 @@ def test_forward_mode_of_first_and_second_order(name):
     check_second(second, d.along_two(d.truth))
 
 
-@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.parametrize("name", [name if name in FEW else slow(name) for name in SMOOTH])
 def test_reverse_mode_by_each_argument_and_forward_over_reverse(name):
     d = directions(name)
@@ -70,7 +68,6 @@ def test_reverse_mode_by_each_argument_and_forward_over_reverse(name):
     d.check_loss(inner(along_u, d.v), *d.along_two(d.true_loss))
 
 
-@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMOOTH)
 def test_reverse_over_reverse(name):
@@ -112,7 +109,6 @@ def mapped_by_the_others(f):
     return of
 
 
-@pytest.mark.usefixtures("unoptimized")
 @pytest.mark.slow
 @pytest.mark.parametrize("transform", [mapped, mapped_by_the_first, mapped_by_the_others, scanned, jax.checkpoint])
 @pytest.mark.parametrize("name", KINDS)
@@ -156,18 +152,6 @@ def test_the_derivative_of_a_rotation_by_x_is_the_rotation_itself():
         np.testing.assert_array_equal(tangent, rotated)
     np.testing.assert_array_equal(back, transposed)
     assert_within(returned, v, 1e-6 * (1 + np.abs(v)), against="the vector that was rotated and rotated back")
-
-
-@pytest.mark.parametrize("name", ["rotary, by heads", *map(slow, ("rotary, array", "shift, array", "t5"))])
-def test_derivatives_have_the_same_bits_with_and_without_jit(name):
-    d = directions(name)
-    forward = lambda *x: jax.jvp(d.f, x, tuple(d.v))[1]  # noqa: E731
-    reverse = lambda *x: jax.vjp(d.f, *x)[1](d.weights[0])  # noqa: E731
-    for derivative in (forward, reverse):
-        for a, b in zip(
-            jax.tree.leaves(derivative(*d.floats)), jax.tree.leaves(jax.jit(derivative)(*d.floats)), strict=True
-        ):
-            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from helpers.closeness import assert_within
 from helpers.hopper import interpreted
 from helpers.slow import slow
 
-pytestmark = pytest.mark.usefixtures("on_cpu", "unoptimized")
+pytestmark = pytest.mark.usefixtures("on_cpu")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ring_attention.py"
 S = "sequence"
 ORDERS = ["contiguous", "zigzag", "striped"]

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers.functions import table
+from helpers.functions import FUNCTIONS, table
 from helpers.slow import slow
 from posenc_jax._numerics import sines
 
@@ -129,6 +129,17 @@ def test_every_program_gives_the_same_bits(name, program, on_cpu):
     want, got = jax.jit(row)(*row.arrays), program(row)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_array_equal(a, b, strict=True)
+
+
+@pytest.mark.parametrize("name", ["rotary, by heads", *map(slow, ("rotary, array", "shift, array", "t5"))])
+def test_derivatives_have_the_same_bits_with_and_without_jit(name):
+    row, normal = FUNCTIONS[name], lambda x: RNG.normal(size=x.shape).astype(np.float32)
+    f = lambda *floats: row(*row.with_floats(floats))  # noqa: E731
+    v, dy = tuple(map(normal, row.floats)), normal(jax.eval_shape(f, *row.floats))
+    for derivative in (lambda *x: jax.jvp(f, x, v)[1], lambda *x: jax.vjp(f, *x)[1](dy)):
+        got, want = derivative(*row.floats), jax.jit(derivative)(*row.floats)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_positions_that_are_not_given_are_counted():

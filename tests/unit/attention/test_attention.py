@@ -38,8 +38,6 @@ from helpers.slow import slow
 from oracles.attention import dense, may_see
 from oracles.biases import alibi, tile
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 RNG = np.random.default_rng(0)
 SEGMENTS = np.int32([[0] * 4 + [1] * 3, [5] * 7]), np.int32([[0] * 5 + [1] * 3, [5] * 5 + [2] * 3])
 APART = np.where(AT == 5, 77, SEGMENTS[0]).astype(np.int32), SEGMENTS[1]  # of the query at 5, no key is a neighbour

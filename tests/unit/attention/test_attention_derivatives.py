@@ -18,8 +18,6 @@ from helpers.attention import AT, BATCH, FORMULA, KV_HEADS, QUERIES, THERE, alon
 from helpers.slow import slow
 from oracles.attention import dense
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 SEGMENTS = np.int32([[0] * 4 + [1] * 3, [5] * 7]), np.int32([[0] * 5 + [1] * 3, [5] * 6 + [2] * 2])
 EVERYTHING = {
     **{"window": (5, None), "causal": True, "cap": 1.5, "sinks": True, "bias": True, "segments": SEGMENTS},

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import posenc_jax as pe
 from helpers.attention import BATCH, HEADS, KV_HEADS, attend, check, drawn
 
-pytestmark = pytest.mark.usefixtures("on_cpu", "unoptimized")
+pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
 LENGTH = 8
 AT = np.arange(LENGTH, dtype=np.int32)

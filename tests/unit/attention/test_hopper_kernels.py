@@ -23,10 +23,7 @@ from helpers.slow import slow
 from oracles import biases as oracle
 from oracles.attention import dense, may_see
 
-pytestmark = [
-    pytest.mark.usefixtures("unoptimized"),
-    pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need JAX 0.11"),
-]
+pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need JAX 0.11")
 RNG = np.random.default_rng(0)
 BFLOAT16, KERNEL, SIDES = jnp.bfloat16, {"implementation": "mosaic_gpu"}, ("query", "key")
 PAIRS = "positions", "segments", "order"

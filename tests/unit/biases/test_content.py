@@ -23,8 +23,6 @@ from helpers.closeness import assert_within
 from oracles import biases
 from posenc_jax._biases import content
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 HEADS, WIDTH, BATCH = 3, 4, 2
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 AT = np.int32([5, 4, 0, LOWEST, HIGHEST])

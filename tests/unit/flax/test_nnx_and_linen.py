@@ -30,8 +30,6 @@ from helpers.modules import drawn
 from helpers.slow import slow
 from oracles.biases import softplus, twice_sigmoid
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 KEY = np.uint32([0, 0])
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)

@@ -32,8 +32,6 @@ from oracles.attention import dense, may_see
 from oracles.biases import softplus
 from oracles.rotations import rope, rotate_by
 
-pytestmark = pytest.mark.usefixtures("unoptimized")
-
 RNG = np.random.default_rng(7)
 Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 X = RNG.normal(size=(2, 6, 16)).astype(np.float32)

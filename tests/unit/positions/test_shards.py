@@ -63,6 +63,7 @@ def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
     f = jax.jit(lambda lengths, i: pe.shard_positions(2**18, 16, order="zigzag", lengths=lengths)[i])
     compiled = f.lower(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), ()))).compile()
