@@ -15,44 +15,45 @@ from oracles import spectra
 
 
 class Bias(NamedTuple):
-    """A bias as a function of positions, and what tests need to know of it."""
+    """A bias as a function of positions, its formula in float64, and what the formula takes."""
 
     function: Callable[..., jax.Array]
-    arguments: Callable[[int], dict[str, Any]]  # besides the positions, for so many heads; arrays are parameters
-    formula: Callable[..., np.ndarray]  # in float64, of the distances |i − j| and `arguments`
-    sided: bool = False  # the formula asks before `arguments` whether the key is after the query; integers alone
-    absolute: bool = False  # the formula asks before `arguments` where the query is, which is not before 0
-    rounded: bool = False  # its last bit depends on the order of a sum, or on how the compiler divides
+    arguments: Callable[[int], dict[str, Any]]  # number of heads → keyword arguments; arrays are parameters
+    formula: Callable[..., np.ndarray]  # of the distances |i − j| and `arguments`, in float64
+    sided: bool = False  # the formula takes `after`, whether j > i, before `arguments`; positions are integers
+    absolute: bool = False  # the formula takes the positions of queries before `arguments`; they are at least 0
+    rounded: bool = False  # the last bit of a value depends on the order of a sum, or on how the compiler divides
 
     def of(self, heads: int) -> tuple[Callable[..., jax.Array], tuple[np.ndarray, ...]]:
-        """The function of positions and parameters, and the parameters, in the order of the arguments."""
+        """A function of positions and parameters (the arrays among the arguments), and these parameters in order."""
         leaves, tree = jax.tree.flatten([*self.arguments(heads).items()])
-        at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray)]
+        arrays = [n for n, leaf in enumerate(leaves) if isinstance(leaf, np.ndarray)]
 
         def call(queries: Any, keys: Any, *parameters: Any) -> jax.Array:
-            given = dict(enumerate(leaves)) | dict(zip(at, parameters, strict=True))
+            given = dict(enumerate(leaves)) | dict(zip(arrays, parameters, strict=True))
             return self.function(queries, keys, **dict(tree.unflatten(given.values())))
 
-        return call, tuple(leaves[n] for n in at)
+        return call, tuple(leaves[n] for n in arrays)
 
     def truth(self, query_positions: Any, key_positions: Any, **given: Any) -> np.ndarray:
-        """The formula of positions and of all arguments by name, which JAX sorts."""
-        at, distance, after = oracles.exact_tile(query_positions, key_positions)
-        asked = [after] * self.sided + [at] * self.absolute
-        return self.formula(distance, *asked, *(given[name] for name in self.arguments(1)))
+        """The formula of positions and of all arguments by name; JAX may have sorted their names."""
+        queries, distance, after = oracles.exact_tile(query_positions, key_positions)
+        first = [after] * self.sided + [queries] * self.absolute
+        return self.formula(distance, *first, *(given[name] for name in self.arguments(1)))
 
     def beside(self, heads: int) -> tuple[Callable[..., jax.Array], Callable[..., np.ndarray]]:
-        """The function of positions, and its truth from distances, queries' positions and sides."""
+        """The function of positions, and its formula of (distance, positions of queries, whether j > i)."""
         given = self.arguments(heads)
 
         def truth(distance: Any, queries: Any, after: Any) -> np.ndarray:
-            asked = [after] * self.sided + [queries] * self.absolute
-            return self.formula(distance, *asked, *given.values())
+            first = [after] * self.sided + [queries] * self.absolute
+            return self.formula(distance, *first, *given.values())
 
         return partial(self.function, **given), truth
 
 
 def _spread(start: float, end: float) -> Callable[[int], np.ndarray]:
+    """A function that spreads one value per head evenly from start to end."""
     return lambda heads: np.linspace(start, end, heads, dtype=np.float32)
 
 
@@ -65,7 +66,7 @@ def _sandwich(distance: Any, heads: int, width: int) -> np.ndarray:
 
 
 _slopes, _rates = _spread(0.5, 0.3), _spread(0.4, 0.9)
-_powers = _spread(0.75, 1.25)  # not ½, which becomes a square root
+_powers = _spread(0.75, 1.25)  # without 0.5: XLA turns x^0.5 into a square root
 _relative = partial(pe.relative_position_bias, out_of_range="zeros")
 
 BIASES = {

@@ -1,4 +1,7 @@
-"""How far apart two arrays are, in words: the largest error, where it is, and against what; and rounding."""
+"""Two assertions about arrays: that errors stay within a bound, and that results are rounded once.
+
+Where an error exceeds its bound, the message gives the largest error, its place, and what was compared.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ def assert_within(got: Any, want: Any, bound: Any, *, against: str = "expected")
     if not beyond.any():
         return
     with np.errstate(divide="ignore", invalid="ignore"):
+        # how many times its bound each error is
         times = np.where(beyond, np.nan_to_num(error / bound, nan=np.inf, posinf=np.inf), 0)
     worst = np.unravel_index(np.argmax(times), got.shape)
     place = f" at [{', '.join(map(str, worst))}]" if worst else ""
@@ -36,8 +40,8 @@ def assert_within(got: Any, want: Any, bound: Any, *, against: str = "expected")
 
 
 def assert_rounded_once(f: Callable[..., Any], *narrow: Any) -> None:
-    """Asserts that f gives for 16-bit arrays what it gives for their values in float32, rounded; in one program."""
-    both = jax.jit(lambda *each: [jax.tree.leaves(f(*arrays)) for arrays in each])
+    """Asserts that f of 16-bit arrays is f of the same values in float32, rounded to 16 bits at the end."""
+    both = jax.jit(lambda *inputs: [jax.tree.leaves(f(*arrays)) for arrays in inputs])
     got, wide = jax.device_get(both(narrow, [x.astype(np.float32) for x in narrow]))
     for y, want in zip(got, wide, strict=True):
         assert want.dtype == np.float32

@@ -1,4 +1,4 @@
-"""Derivatives beside differences of a formula in float64, and what derivatives store."""
+"""Compares derivatives with finite differences of a formula in float64, and counts the bytes that derivatives store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ H1, H2 = 1e-5, 1e-4  # steps of first and second differences
 
 
 class Directions:
-    """A function of floats, its formula in float64, and directions to differentiate along."""
+    """A function of floats, its formula in float64, and what its derivatives are compared along.
+
+    `v` and `u` are two directions, with one array for each float. `weights` define a loss, Σ weights · y³.
+    """
 
     def __init__(self, f: Callable[..., Any], exact: Callable[..., Any], floats: Sequence[Any]) -> None:
         rng = np.random.default_rng(1)
@@ -24,7 +27,7 @@ class Directions:
         self.weights = draw(jax.tree.leaves(self.truth()))
 
     def truth(self, *steps: tuple[float, list[np.ndarray]]) -> Any:
-        """The formula where the floats are moved by h·v for each (h, v)."""
+        """The formula of the floats, each moved by the sum of h·v over the steps (h, v)."""
         moved = lambda i: sum(h * np.float64(v[i]) for h, v in steps)  # noqa: E731
         return self.exact(*(np.float64(x) + moved(i) for i, x in enumerate(self.floats)))
 
@@ -43,25 +46,26 @@ class Directions:
         return sum(np.sum(w * y**3) for w, y in zip(self.weights, jax.tree.leaves(self.truth(*steps)), strict=True))
 
     def alone(self, i: int) -> list[np.ndarray]:
-        """v for one of the floats, 0 for the others."""
+        """The direction that is v for float i and 0 for the others."""
         return [v * (i == j) for j, v in enumerate(self.v)]
 
     def along(self, f: Callable[..., Any], v: list[np.ndarray]) -> list[np.ndarray]:
-        """The difference of f along v."""
+        """The derivative of f along v, by a central difference; f takes steps, as `truth` does."""
         each = zip(jax.tree.leaves(f((H1, v))), jax.tree.leaves(f((-H1, v))), strict=True)
         return [(a - b) / (2 * H1) for a, b in each]
 
     def along_two(self, f: Callable[..., Any]) -> list[np.ndarray]:
-        """The second difference of f along v and u."""
+        """The second derivative of f along v and u, by differences of four corners."""
         signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
-        each = [jax.tree.leaves(f((a * H2, self.v), (b * H2, self.u))) for a, b in signs]
+        corners = [jax.tree.leaves(f((a * H2, self.v), (b * H2, self.u))) for a, b in signs]
         return [
-            sum(a * b * y for (a, b), y in zip(signs, ys, strict=True)) / (4 * H2**2) for ys in zip(*each, strict=True)
+            sum(a * b * y for (a, b), y in zip(signs, ys, strict=True)) / (4 * H2**2)
+            for ys in zip(*corners, strict=True)
         ]
 
 
 def assert_derivatives(f: Callable[..., jax.Array], exact: Callable[..., Any], *arguments: Any) -> None:
-    """Forward and reverse mode of f, along a direction of each float32 argument, beside differences of `exact`."""
+    """Asserts that forward and reverse mode of f, in all float32 arguments, give the differences of `exact`."""
     d = Directions(f, exact, arguments)
     (weights,), (want,) = d.weights, d.along(d.truth, d.v)
 
@@ -71,7 +75,7 @@ def assert_derivatives(f: Callable[..., jax.Array], exact: Callable[..., Any], *
 
     forward, reverse = both_modes(*arguments)
     assert_within(forward, want, 2e-6 * (1 + np.abs(want)), against="differences")
-    for i, got in enumerate(reverse):
+    for i, got in enumerate(reverse):  # gradient i, times v, is the derivative along v of argument i alone
         assert got.shape == np.shape(arguments[i])
         product, terms = np.vdot(np.float64(got), d.v[i]), weights * d.along(d.truth, d.alone(i))[0]
         bound = 1e-6 * (1 + np.abs(terms).sum())
@@ -79,6 +83,6 @@ def assert_derivatives(f: Callable[..., jax.Array], exact: Callable[..., Any], *
 
 
 def stored(f: Callable[..., Any], *arguments: Any) -> int:
-    """How many bytes the derivative of f in all of its arguments stores; nothing is computed."""
+    """The number of bytes that the derivative of f in all of its arguments stores; nothing is computed."""
     arrays = jax.tree.leaves(jax.eval_shape(lambda *x: jax.vjp(f, *x)[1], *arguments))
     return sum(x.size * x.dtype.itemsize for x in arrays)

@@ -14,11 +14,12 @@ from conformance.adapters.posenc_jax import scaling_call
 from oracles import spectra
 from oracles.spectra import Real, exact_turns, floats
 
+# width, base
 WIDTHS = [(4, 10_000.0), (8, 10.0), (64, 150_000.0), (128, 500_000.0)]
 
 
 def assert_exact(got: pe.Frequencies, omegas: Iterable[Real], units: float) -> None:
-    """Within `units` of 2⁻¹²⁸ turn, and `angular` to the last place."""
+    """Asserts that `cycles` are within `units` of 2⁻¹²⁸ cycle of the ω, and `angular` within 1e-15 of them."""
     omegas = list(omegas)
     assert got.num_pairs == len(omegas) and got.dim == 2 * len(omegas)
     assert max(abs(a - b) for a, b in zip(exact_turns(omegas), got.cycles, strict=True)) <= units
@@ -34,7 +35,7 @@ class Scaling(NamedTuple):
 
 
 def scaling(width: int, base: Real, settings: dict[str, Any], length: int = 10_000) -> Scaling:
-    """Of settings with the name of the scaling as their type; a setting of None is the length."""
+    """The scaling that settings["type"] names, with the other settings; a setting of None means `length`."""
     settings = {name: length if value is None else value for name, value in settings.items()}
     function, arguments = scaling_call(width, base, **settings)
     call = inspect.signature(function).bind(**arguments)

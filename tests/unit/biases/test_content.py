@@ -1,8 +1,9 @@
-"""Biases of content and offset, beside the float64 formula with a matrix that selects each row.
+"""`content_bias` is the float64 formula, in which a one-hot matrix selects each row.
 
-- Query i or key j times row i − j of a table, for each head or shared; rows begin at `first`, or are DeBERTa's buckets.
+- The bias is query i or key j times row i − j of a table, which heads may share. Rows begin at offset `first`, or are
+  DeBERTa's buckets.
 - Offsets without a row raise, or give NaN, 0 or the nearest row.
-- Tables longer than a tile: consecutive positions read one window of it, others all of its blocks.
+- Of a table longer than a tile, consecutive positions read one window, and other positions all blocks.
 - The derivative stores no one-hot matrix; a TPU selects rows by products.
 - On Explicit axes of a mesh each argument shards its axes of the bias.
 """
@@ -25,8 +26,9 @@ from posenc_jax._biases import content
 
 HEADS, WIDTH, BATCH = 3, 4, 2
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
-AT = np.int32([5, 4, 0, LOWEST, HIGHEST])
-THERE = np.int32([3, 6, 2, 5, HIGHEST, HIGHEST - 1, LOWEST])
+# positions
+QUERIES = np.int32([5, 4, 0, LOWEST, HIGHEST])
+KEYS = np.int32([3, 6, 2, 5, HIGHEST, HIGHEST - 1, LOWEST])
 FORMULA = "the float64 formula"
 NEAREST, ZEROS = {"out_of_range": "nearest"}, {"out_of_range": "zeros"}
 
@@ -35,12 +37,12 @@ def normal(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def bias(source, x, table, settings, i=AT, j=THERE):
+def bias(source, x, table, settings, i=QUERIES, j=KEYS):
     return pe.content_bias(i, j, table, **{source: x}, **settings)
 
 
-def exact(source, x, table, settings, i=AT, j=THERE):
-    """The rows of offsets, the content and the table with all heads, and whether it is the content of keys."""
+def exact(source, x, table, settings, i=QUERIES, j=KEYS):
+    """The arguments of the oracle: the row of each offset, content and table with all heads, whether keys have it."""
     given = {name: value for name, value in settings.items() if name != "out_of_range"}
     rows = biases.content_rows(i, j, len(table), nearest=settings.get("out_of_range") == "nearest", **given)
     table = table if table.ndim == 3 else table[:, None]
@@ -53,8 +55,8 @@ def formula(*arguments):
     return biases.content(*exact(*arguments))
 
 
-def check(source, x, table, settings, i=AT, j=THERE):
-    """Values, tangents and cotangents are the formula's."""
+def check(source, x, table, settings, i=QUERIES, j=KEYS):
+    """Asserts that values, tangents and cotangents are those of the formula."""
     dx, dt = normal(7, *x.shape), normal(8, *table.shape)
     operands = exact(source, x, table, settings, i, j)
     want = biases.content(*operands)
@@ -71,19 +73,19 @@ def check(source, x, table, settings, i=AT, j=THERE):
     assert y.dtype == np.float32
     assert_within(y, want, 4e-6, against=FORMULA)
     assert_within(forward, tangent, 1e-5, against=f"the tangent of {FORMULA}")
-    of_x, of_table = biases.content_back(*operands, dy)
+    of_x, of_table = biases.content_back(*operands, dy)  # with all heads: summed where heads share x or the table
     of_x = of_x.sum(-2, keepdims=True) if x.shape[-2] == 1 else of_x
     of_table = of_table if table.ndim == 3 else of_table.sum(1)
     for got, cotangent in zip(back, (of_x.reshape(x.shape), of_table), strict=True):
         assert_within(got, cotangent, 1e-5, against=f"the cotangent of {FORMULA}")
 
 
-# whose content it is, its heads, the shape of the table without features, and the settings
+# name → whose content, its heads, the table's shape without features (rows, or rows and heads), and settings
 CASES = {
     "Shaw": ("query", HEADS, (5,), NEAREST),
     "one head, a table for each": ("query", 1, (5, HEADS), NEAREST),
     "a bank": ("query", HEADS, (6, HEADS), {"first": 0} | ZEROS),
-    "before": ("query", HEADS, (3,), {"first": -7} | ZEROS),
+    "offsets from -7 on": ("query", HEADS, (3,), {"first": -7} | ZEROS),
     "keys": ("key", HEADS, (4, HEADS), {"first": -1} | NEAREST),
     "buckets": ("query", HEADS, (16,), {"max_distance": 40}),
     "buckets of keys": ("key", HEADS, (10, HEADS), {"max_distance": 7}),
@@ -92,12 +94,12 @@ CASES = {
 
 def drawn(name):
     source, heads, rows, settings = CASES[name]
-    length = len(THERE if source == "key" else AT)
+    length = len(KEYS if source == "key" else QUERIES)
     return source, normal(0, BATCH, length, heads, WIDTH), normal(1, *rows, WIDTH), settings
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_derivatives(name):
+def test_values_and_derivatives_are_those_of_the_formula(name):
     check(*drawn(name))
 
 
@@ -117,14 +119,14 @@ def test_narrow_content_or_table_gives_float32_and_cotangents_of_its_dtype(of_x,
     assert [dx.dtype for dx in back] == [x.dtype, table.dtype]
 
 
-def test_positions_of_each_batch():
+def test_positions_and_content_may_have_a_batch():
     source, x, table, settings = drawn("Shaw")
-    check(source, x, table, settings, np.stack([AT, AT[::-1]]))
-    check(source, x[0], table, settings, AT, THERE[None])
+    check(source, x, table, settings, np.stack([QUERIES, QUERIES[::-1]]))
+    check(source, x[0], table, settings, QUERIES, KEYS[None])
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 7), (5, 0)])
-def test_empty_sequences(n, m):
+def test_sequences_may_be_empty(n, m):
     f = lambda x, table: bias("query", x, table, NEAREST, np.arange(n), np.arange(m))  # noqa: E731
     assert jax.eval_shape(f, normal(0, n, HEADS, WIDTH), normal(1, 1201, WIDTH)).shape == (HEADS, n, m)
 
@@ -141,8 +143,8 @@ def rows_of_offsets(offsets, rows, max_distance):
 
 @pytest.mark.parametrize(("rows", "max_distance"), [(512, 512), (8, 4), (64, 65), (34, 2**40), (36, 9 * 81 + 1)])
 def test_every_distance_is_in_its_bucket(rows, max_distance):
-    """Of 36 rows up to 730, buckets end exactly at 27, 81, 243 and 729, which floats may miss."""
-    edges = np.unique(np.add.outer(content._edges(rows // 2, max_distance), [-1, 0, 1]))
+    """With 36 rows and a maximum of 730, buckets end exactly at 27, 81, 243 and 729, which floats may miss."""
+    edges = np.unique(np.add.outer(content._edges(rows // 2, max_distance), [-1, 0, 1]))  # and their neighbours
     offsets = np.unique([*range(3 * rows), *edges[edges < 2**31], HIGHEST])
     offsets = np.concatenate([-offsets[::-1], offsets, [LOWEST]]).astype(np.int32)
     want = [np.sign(int(d)) * biases.log_bucket(abs(int(d)), rows // 2, max_distance) for d in offsets]
@@ -167,7 +169,7 @@ def test_concrete_offsets_without_a_row_raise():
         jax.eval_shape(lambda table: pe.content_bias(i, j, table, query=x), table)
     with pytest.raises(ValueError, match=message.format("-3 to 1", "-2 to 3")):
         pe.content_bias(i, j, table, query=x, first=-3)
-    both = np.stack([i[:2], i[:2] + 1_000_000])  # each batch by itself
+    both = np.stack([i[:2], i[:2] + 1_000_000])  # the offsets of each row of a batch are checked alone
     with pytest.raises(ValueError, match=message.format("-2 to 2", "-1 to 1000001")):
         pe.content_bias(both, j[:2], table, query=x[:2])
     pe.content_bias(both, both, table, query=x[:2])
@@ -175,7 +177,7 @@ def test_concrete_offsets_without_a_row_raise():
 
 @pytest.mark.parametrize("rule", ["error", "nan"])
 def test_traced_offsets_without_a_row_are_nan(rule):
-    """Derivatives by the rows that are there stay finite."""
+    """Derivatives by rows of the table stay finite."""
     i, j, x, table = np.arange(4, dtype=np.int32), np.arange(3), normal(0, 4, 1, WIDTH), normal(1, 5, WIDTH)
     f = lambda i, table: pe.content_bias(i, j, table, query=x, out_of_range=rule)  # noqa: E731
     y, back = jax.jit(lambda i, table: (f(i, table), jax.grad(lambda table: jnp.nansum(f(i, table)))(table)))(i, table)
@@ -189,23 +191,24 @@ def test_traced_offsets_without_a_row_are_nan(rule):
 # Tables of more rows than a tile has offsets
 
 LENGTH, ROWS = 13, 1201
-PLACES = {
+# how a long table is read → positions of queries and of keys
+LONG_POSITIONS = {
     "one window": np.arange(LENGTH, dtype=np.int32),
-    "one at the end": HIGHEST - np.arange(LENGTH, dtype=np.int32)[::-1],
-    "one offset more": np.int32([*range(LENGTH - 1), content._WINDOW // 2]),
-    # further apart than one window of rows reaches; offset 424 is the first row of the third block
+    "one window, at the highest positions": HIGHEST - np.arange(LENGTH, dtype=np.int32)[::-1],
+    "one offset more than a window": np.int32([*range(LENGTH - 1), content._WINDOW // 2]),
+    # offsets beyond one window of rows; offset 424 is the first row of the third block
     "blocks": np.int32([0, 590, 424, 3, 512, 88, 500, 76, 301, 20, 444, 11, 598]),
 }
 
 
-@pytest.mark.parametrize("first", [-1188, -600, 0])  # the last rows, those in the middle, or the first
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("first", [-1188, -600, 0])  # offsets are in the last rows, in the middle, or in the first rows
+@pytest.mark.parametrize("name", LONG_POSITIONS)
 def test_a_long_table_is_read_in_a_window_or_in_blocks(name, first):
-    x, table, i = normal(0, LENGTH, HEADS, WIDTH), normal(1, ROWS, HEADS, WIDTH), PLACES[name]
+    x, table, i = normal(0, LENGTH, HEADS, WIDTH), normal(1, ROWS, HEADS, WIDTH), LONG_POSITIONS[name]
     check("query", x, table, {"first": first} | ZEROS, i, i)
 
 
-def test_a_selection_by_products_is_that_by_a_gather():
+def test_products_and_a_gather_select_the_same_entries():
     products, row = normal(0, 2, HEADS, 5, 9), np.random.default_rng(1).integers(0, 9, (2, 1, 5, 7)).astype(np.int32)
     want = np.take_along_axis(products, np.broadcast_to(row, (2, HEADS, 5, 7)), -1)
     for select in (content._select_by_product, content._select_by_gather):
@@ -213,8 +216,8 @@ def test_a_selection_by_products_is_that_by_a_gather():
 
 
 def test_the_derivative_stores_no_one_hot_matrix():
-    """It is (queries, keys, rows), and where two branches of `lax.cond` are apart, a TPU would store it."""
-    i, q, table = PLACES["blocks"], normal(0, LENGTH, HEADS, WIDTH), normal(1, ROWS, HEADS, WIDTH)
+    """A one-hot matrix (queries, keys, rows) is what a TPU selects rows by; `lax.cond` could make it a residual."""
+    i, q, table = LONG_POSITIONS["blocks"], normal(0, LENGTH, HEADS, WIDTH), normal(1, ROWS, HEADS, WIDTH)
     stored = jax.tree.leaves(
         jax.eval_shape(lambda *x: jax.vjp(lambda *x: bias("query", *x, ZEROS, i, i), *x)[1], q, table)
     )
@@ -255,11 +258,11 @@ def test_each_argument_shards_its_axes_of_the_bias(source, of_i, of_j, of_x, of_
 
 
 def test_cotangents_are_summed_outside_branches(on_cpu):
-    """Devices whose positions take different branches of `lax.cond` would wait for each other forever inside them."""
+    """Inside a branch of `lax.cond`, a device would wait forever for devices that take the other branch."""
     specs = P("x"), P("x"), P()
-    local = lambda i, q, table: pe.content_bias(i, AT, table, query=q, **NEAREST)  # noqa: E731
+    local = lambda i, q, table: pe.content_bias(i, QUERIES, table, query=q, **NEAREST)  # noqa: E731
     f = jax.shard_map(local, mesh=mesh_of(AxisType.Auto), in_specs=specs, out_specs=P("x"))
-    x = np.stack([AT, AT]), normal(0, 2, len(AT), 1, WIDTH), normal(1, 2 * content._WINDOW + 1, WIDTH)
+    x = np.stack([QUERIES, QUERIES]), normal(0, 2, len(QUERIES), 1, WIDTH), normal(1, 2 * content._WINDOW + 1, WIDTH)
     gradient = jax.grad(lambda table: jnp.sum(f(*x[:2], table)))
     assert jax.jit(gradient).lower(x[2]).as_text().count("all_reduce") == 1
 
@@ -267,10 +270,8 @@ def test_cotangents_are_summed_outside_branches(on_cpu):
 # Arguments
 
 X, TABLE = normal(0, 5, HEADS, WIDTH), normal(1, 5, HEADS, WIDTH)
-TEN, AXES = (
-    np.repeat(TABLE, 2, 0),
-    "the leading axes of query, (3,), must broadcast with those of positions, (2,) and ()",
-)
+TEN_ROWS = np.repeat(TABLE, 2, 0)
+AXES = "the leading axes of query, (3,), must broadcast with those of positions, (2,) and ()"
 
 
 @pytest.mark.parametrize(
@@ -289,14 +290,14 @@ TEN, AXES = (
         ({"first": -(2**30) - 1}, ValueError, "first must be from -2³⁰ to 2³⁰"),
         ({"out_of_range": "clip"}, ValueError, "out_of_range must be one of"),
         ({"max_distance": 9}, ValueError, "table must have an even number of rows, from 8 to 2¹²"),
-        ({"table": TEN[:6], "max_distance": 9}, ValueError, "table must have an even number of rows"),
-        ({"table": TEN, "max_distance": 3}, ValueError, "max_distance must be above 3"),
-        ({"table": TEN, "max_distance": 9, "first": 0}, ValueError, "first must not be given"),
-        ({"table": TEN, "max_distance": 9, **ZEROS}, ValueError, "out_of_range must not be given"),
-        ({"table": TEN, "max_distance": 9.0}, TypeError, "max_distance must be an integer"),
+        ({"table": TEN_ROWS[:6], "max_distance": 9}, ValueError, "table must have an even number of rows"),
+        ({"table": TEN_ROWS, "max_distance": 3}, ValueError, "max_distance must be above 3"),
+        ({"table": TEN_ROWS, "max_distance": 9, "first": 0}, ValueError, "first must not be given"),
+        ({"table": TEN_ROWS, "max_distance": 9, **ZEROS}, ValueError, "out_of_range must not be given"),
+        ({"table": TEN_ROWS, "max_distance": 9.0}, TypeError, "max_distance must be an integer"),
     ],
 )
-def test_arguments_that_raise(changed, error, match):
+def test_invalid_arguments_raise(changed, error, match):
     arguments = {"query_positions": np.arange(5), "key_positions": np.arange(7), "table": TABLE, "query": X} | changed
     with pytest.raises(error, match="^content_bias: " + re.escape(match)):
         jax.eval_shape(functools.partial(pe.content_bias, **arguments))

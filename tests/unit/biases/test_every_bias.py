@@ -1,9 +1,9 @@
-"""What every attention bias promises, of positions (..., queries) and (..., keys).
+"""What every attention bias promises, given positions (..., queries) and (..., keys).
 
-- It is its formula of the exact distance, at any int32 or float positions, in float32 (..., heads, queries, keys).
+- It is its formula of the exact distance, at any int32 positions, in float32 (..., heads, queries, keys).
 - A tile and a batch of positions have the bits of that part of the whole bias.
 - Derivatives by parameters and by float positions are those of the formula, in forward and in reverse mode.
-- Positions are one integer or float for each token; they shard the bias together with parameters per head.
+- Positions are one number per token. Positions and parameters per head shard the bias.
 """
 
 import re
@@ -26,12 +26,13 @@ NEAR = RNG.integers(0, 3000, 24).astype(np.int32)
 FAR = np.concatenate([[0, 2**31 - 1, -(2**31), -1], RNG.integers(-(2**31), 2**31, 20)]).astype(np.int32)
 EVERY = pytest.mark.parametrize("name", BIASES)
 FORMULA = "the float64 formula"
-BOUNDS = {"alibi": (2e-7, 0), "kerple_log": (4e-7, 0), "kerple_power": (6e-7, 0)}  # of tables: their values
+# relative and absolute error; biases that read a table, which are not here, are exact
+BOUNDS = {"alibi": (2e-7, 0), "kerple_log": (4e-7, 0), "kerple_power": (6e-7, 0)}
 BOUNDS |= {"fire": (0, 2.5e-6), "sandwich": (0, 1.2e-6)}
 
 
 def assert_same(bias, got, want):
-    """Bits; the last one may differ where the compiler orders a sum or chooses how to divide."""
+    """Asserts the same bits, or almost for a bias whose last bit the compiler decides (`rounded`)."""
     assert_within(got, want, 4e-6 + 1e-6 * np.abs(want) if bias.rounded else 0, against="the whole bias")
 
 
@@ -40,11 +41,12 @@ def assert_same(bias, got, want):
 def test_it_is_its_formula_of_the_exact_distance(name, at, parameters):
     bias = BIASES[name]
     given = bias.arguments(3)
+    # the arguments with parameters in the given dtype, and with the same values in float32
     narrow, wide = (
         jax.tree.map(lambda x: x.astype(parameters).astype(dtype) if isinstance(x, np.ndarray) else x, given)  # noqa: B023
         for dtype in (parameters, np.float32)
     )
-    q, k = ((p & np.int32(2**31 - 1) if bias.absolute else p) for p in (at, at[::-1]))
+    q, k = ((p & np.int32(2**31 - 1) if bias.absolute else p) for p in (at, at[::-1]))  # not below 0
     got, want = jax.jit(partial(bias.function, **narrow))(q, k), bias.truth(q, k, **wide)
     assert got.dtype == np.float32
     relative, absolute = BOUNDS.get(name, (0, 0))
@@ -65,8 +67,8 @@ def test_a_tile_and_a_batch_have_the_bits_of_the_whole(name):
 
 
 @EVERY
-def test_derivatives(name):
-    """By all arrays and numbers, and by positions where they may be floats; at distance 0 these are finite."""
+def test_derivatives_are_those_of_the_formula(name):
+    """By all arrays and numbers, and by positions if these may be floats. At distance 0, they need only be finite."""
     bias = BIASES[name]
     given = {"query_positions": np.int32([0, 1, 5, 40]), "key_positions": np.int32([0, 3, 5, 6, 300])}
     if not bias.sided:
@@ -84,8 +86,8 @@ def test_derivatives(name):
         at = given | jax.tree.map(lambda x, v: np.float64(x) + step * v, floats, along)
         return bias.truth(**at)
 
-    same = np.equal.outer(given["query_positions"], given["key_positions"]) & (not bias.sided)
-    want = np.where(same, forward, (moved(1e-6) - moved(-1e-6)) / 2e-6)
+    at_0 = np.equal.outer(given["query_positions"], given["key_positions"]) & (not bias.sided)
+    want = np.where(at_0, forward, (moved(1e-6) - moved(-1e-6)) / 2e-6)
     assert np.isfinite(forward).all()
     assert_within(forward, want, 4e-6 * np.abs(want).max(), against=f"differences of {FORMULA}")
     transposed = sum(np.vdot(a, v) for a, v in zip(jax.tree.leaves(back), jax.tree.leaves(along), strict=True))
@@ -104,7 +106,7 @@ def test_integers_of_two_dtypes_have_the_exact_distance_or_raise():
         jax.eval_shape(lambda i, j: pe.alibi(i, j, 1), *mixed)
 
 
-def test_distances_of_64_bits():
+def test_distances_of_64_bits_are_exact_with_x64():
     table, distances = np.arange(32, dtype=np.float32)[:, None], [2**34, 2**39 + 1, 2**40 - 1, 2**40, 2**62]
     t5 = jax.jit(lambda d: pe.t5(d, d - d, table, bidirectional=False, max_distance=2**40)[0, :, 0])
     with jax.enable_x64(True):
@@ -114,7 +116,7 @@ def test_distances_of_64_bits():
 FOUR, AXES = np.arange(4), "the leading axes of query_positions, shape (2, 2), and key_positions,"
 
 
-def test_a_table_has_a_known_number_of_rows():
+def test_a_table_of_unknown_length_raises():
     shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 2"), np.float32)
     for f in (pe.t5, lambda i, j, table: pe.content_bias(i, j, table, query=np.ones((4, 1, 2), np.float32))):
         with pytest.raises(ValueError, match=r"^\w+: table must have a known size along axis 0"):
@@ -129,14 +131,14 @@ def test_a_table_has_a_known_number_of_rows():
         (FOUR.reshape(2, 2), FOUR[:3, None], ValueError, f"{AXES} shape (3, 1), must broadcast"),
     ],
 )
-def test_positions_that_raise(queries, keys, error, match):
+def test_invalid_positions_raise(queries, keys, error, match):
     with pytest.raises(error, match="^alibi: " + re.escape(match)):
         pe.alibi(queries, keys, 2)
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 2, 3)])
 def test_coordinates_of_a_grid_raise(shape):
-    """Unless they are traced, they have the shape of a batch of short sequences."""
+    """Traced coordinates cannot raise: by their shape, they may be a batch of short sequences."""
     grid = np.indices(shape).reshape(len(shape), -1).T
     for queries, keys, name in ((grid, FOUR, "query"), (FOUR, grid, "key")):
         with pytest.raises(ValueError, match=rf"^alibi: {name}_positions must be one number .* of a grid, \(12, "):
@@ -147,7 +149,7 @@ def test_coordinates_of_a_grid_raise(shape):
 @pytest.mark.parametrize("positions", [[[0, 1, 1], [0, 0, 1], [0, 1, 2]], [[0, 1], [7, 8], [0, 0]], [[5, 6]] * 2, FOUR])
 def test_a_batch_of_short_sequences_is_no_grid(positions):
     positions = np.int32(positions)
-    shape = jax.eval_shape(lambda: pe.alibi(positions, positions, 2)).shape  # of known positions
+    shape = jax.eval_shape(lambda: pe.alibi(positions, positions, 2)).shape  # concrete positions
     assert shape == (*positions.shape[:-1], 2, *positions.shape[-1:] * 2)
 
 

@@ -1,10 +1,9 @@
 """T5's buckets and FIRE: what each promises besides `test_every_bias.py`.
 
-- `t5` finds the bucket of every distance of integers, for any number of rows, max_distance and direction, where a
-  logarithm in floats may be one off; its buckets are those of transformers.
-- `fire` normalizes by the query's position, from a threshold on, as the code of its paper; its c and threshold are
-  numbers or arrays.
-- On TPUs both are matrix products, of the same values and derivatives.
+- `t5` finds the bucket of every integer distance, for any number of rows, max_distance and direction, also where a
+  logarithm in floats is one off. The buckets are those of transformers.
+- `fire` is the code of its paper; its c and threshold are numbers or arrays.
+- On TPUs, both are matrix products with the same values; `t5` has the same derivatives.
 """
 
 import bisect
@@ -33,12 +32,12 @@ def normal(*shape):
 
 
 def buckets_at(distances, max_distance, *sides):
-    """Of each side (rows, bidirectional, direction): the buckets of keys so far in a direction, -1 or 1, from a query.
+    """For each side (rows, bidirectional, direction), the buckets of keys at the distances from a query.
 
-    They are read from a table of the rows' indices.
+    Keys are before the query (direction -1) or after it (1). A table of the rows' indices tells the buckets.
     """
     apart = np.resize(distances, 1024).astype(np.int64)
-    ends = {-1: 2**31 - 1, 1: -(2**31)}
+    ends = {-1: 2**31 - 1, 1: -(2**31)}  # where the query is, so that any distance fits
     places = {n: (np.int32([end]), np.int32(end + n * apart)) for n, end in ends.items()}
 
     def read(places, rows, both, direction):
@@ -50,20 +49,22 @@ def buckets_at(distances, max_distance, *sides):
 
 
 @pytest.mark.parametrize("peer", PEERS["buckets"], ids=lambda c: f"{c['buckets']}, {c['max_distance']}")
-def test_buckets_of_transformers(peer):
+def test_buckets_are_those_of_transformers(peer):
     rows, most, both = (peer[key] for key in ("buckets", "max_distance", "bidirectional"))
     for name, direction in (("before", -1), ("after", 1)):
-        starts, found = zip(*peer[name], strict=True)
+        starts, buckets = zip(*peer[name], strict=True)  # where each bucket begins
         edges = np.unique(np.clip(np.add.outer(starts, [-1, 0, 1]), 0, 100_000))
-        want = np.array(found)[np.searchsorted(starts, edges, side="right") - 1]
-        if (rows, most, name) == (48, 81, "before"):  # its float32 is one off where (81/24)^(16/24) = 54/24
+        want = np.array(buckets)[np.searchsorted(starts, edges, side="right") - 1]
+        # the float32 of transformers is one off here, as (81/24)^(16/24) = 54/24
+        if (rows, most, name) == (48, 81, "before"):
             want[edges == 54] += 1
         np.testing.assert_array_equal(*buckets_at(edges, most, (rows, both, direction)), want)
 
 
+# rows, max_distance
 SMALL = [(2, 500), (3, 2), (7, 4), (16, 9), (31, 500)]
 POWERS = [(10, 5 * 3**5)]  # where buckets begin exactly at powers
-LARGE = [(3, (2**32 - 1) ** 2), (3, (2**32 - 1) ** 2 + 1)]  # the last at 2³² − 1, and beyond
+LARGE = [(3, (2**32 - 1) ** 2), (3, (2**32 - 1) ** 2 + 1)]  # the last bucket begins at 2³² − 1, and beyond
 
 
 @pytest.mark.parametrize(("rows", "max_distance"), SMALL + POWERS + LARGE)
@@ -90,14 +91,14 @@ def test_every_edge_is_where_its_bucket_begins(rows, max_distance):
 
 
 def test_the_derivative_by_the_table_counts_beyond_2_to_the_24():
-    n = 4200  # all in one bucket: a sum of ones in float32, one after the other, ends at 16,777,216
+    n = 4200  # n² pairs in one bucket; a running float32 sum of ones would stall at 2²⁴ = 16,777,216
     same = np.zeros(n, np.int32)
     got = jax.jit(jax.grad(lambda t, at: jnp.sum(pe.t5(at, at, t))))(np.zeros((4, 1), np.float32), same)
     np.testing.assert_array_equal(got, [[n * n], [0], [0], [0]])
 
 
 @pytest.mark.parametrize("look_up", [learned._rows_by_gather, learned._rows_by_product])
-def test_rows_on_every_platform(look_up):
+def test_a_gather_and_a_product_look_up_the_same_rows(look_up):
     row, table, dy = RNG.integers(0, 32, (2, 6, 7)).astype(np.int32), normal(32, 3), normal(2, 3, 6, 7)
     y, back = jax.jit(lambda table, dy: (look_up(row, table), jax.vjp(lambda t: look_up(row, t), table)[1](dy)[0]))(
         table, dy
@@ -112,10 +113,10 @@ def test_rows_on_every_platform(look_up):
 
 
 @pytest.mark.parametrize("peer", PEERS["fire"], ids=["short", "long"])
-def test_fire_beside_the_code_of_its_paper(peer):
+def test_fire_is_that_of_the_code_of_its_paper(peer):
     mlp, at = [np.float32(w) for w in peer["mlp"]], np.arange(peer["length"])
     got = pe.fire(np.array(peer["queries"]), at, mlp, c=peer["c"], threshold=peer["threshold"])
-    assert_within(got, peer["bias"], 1e-6, against="keys after the query too, the paper's code")
+    assert_within(got, peer["bias"], 1e-6, against="the paper's code, keys after the query too")
 
 
 @pytest.mark.parametrize("scalar", [float, np.asarray, lambda x: jax.device_put(np.asarray(x, "bfloat16"))])
@@ -127,7 +128,7 @@ def test_c_and_threshold_are_numbers_or_arrays(scalar):
 
 
 @pytest.mark.parametrize("lowering", [learned._by_units, learned._by_product])
-def test_the_perceptron_on_every_platform(lowering):
+def test_each_lowering_of_the_perceptron_is_the_formula(lowering):
     x, mlp = RNG.uniform(0, 1, (2, 1, 5, 6)).astype(np.float32), (normal(32), normal(32), normal(32, 3), normal(3))
     assert_within(jax.jit(lowering)(x, *mlp), biases.perceptron(x, *mlp), 1e-5, against="the float64 formula")
 
@@ -149,7 +150,7 @@ LIMIT = "must be from 1.2e-38 to 3.4e+38 for float32"
         (TABLE, {"bidirectional": 1}, TypeError, "bidirectional must be True or False"),
     ],
 )
-def test_arguments_of_t5_that_raise(table, settings, error, match):
+def test_invalid_arguments_of_t5_raise(table, settings, error, match):
     with pytest.raises(error, match="^t5: " + re.escape(match)):
         pe.t5(P, P, table, **settings)
 
@@ -172,7 +173,7 @@ def test_arguments_of_t5_that_raise(table, settings, error, match):
         ({"c": H}, ValueError, "c must be a scalar"),
     ],
 )
-def test_arguments_of_fire_that_raise(changed, error, match):
+def test_invalid_arguments_of_fire_raise(changed, error, match):
     valid = {"w1": H, "b1": H, "w2": TABLE[:3], "b2": H, "c": 1.0, "threshold": 1.0} | changed
     mlp = changed.get("mlp", [valid[name] for name in ("w1", "b1", "w2", "b2")])
     with pytest.raises(error, match="^fire: " + re.escape(match)):

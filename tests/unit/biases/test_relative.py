@@ -1,9 +1,9 @@
-"""Relative position biases, beside a loop over elements and beside layers of transformers and timm.
+"""`relative_position_bias` is that of a loop over elements, and that of layers of transformers and timm.
 
-- Each offset on a grid of any number of axes has its value of the table, exactly, and so each distance if symmetric.
-- With a prefix, tokens whose first coordinate is negative are outside of the grid.
-- Offsets that the table does not have raise, are NaN or are 0.
-- It is linear in table and prefix; its derivative counts beyond 2²⁴ and stores positions alone.
+- Each offset on a grid of any number of axes has exactly its value in the table; if symmetric, each distance.
+- With a prefix, tokens whose first coordinate is negative are outside the grid.
+- Offsets that the table does not have raise, or give NaN or 0.
+- It is linear in table and prefix. Its derivative counts beyond 2²⁴ and stores positions alone.
 - It needs no temporary of its size, and shards with its arguments.
 """
 
@@ -51,7 +51,7 @@ def test_each_offset_has_its_value(window):
 
 
 @pytest.mark.parametrize("case", PEERS["layers"], ids=lambda case: case["peer"])
-def test_beside_layers_of_transformers_and_timm(case):
+def test_it_is_that_of_layers_of_transformers_and_timm(case):
     arrays = {name: np.array(x, np.float32) for name, x in case.items() if name not in ("peer", "window")}
     got = bias_of(case["peer"], tuple(case["window"]), arrays)
     bound = 2e-6 * np.abs(arrays["bias"]) if "Mlp" in case["peer"] else 0
@@ -61,7 +61,8 @@ def test_beside_layers_of_transformers_and_timm(case):
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_tokens_outside_the_grid_have_the_prefix(symmetric):
     grid, table, prefix = grid_of((2, 3)), table_of((2, 3), symmetric), normal(3, HEADS)
-    tokens = np.concatenate([[[-1, -1]], grid[:4], [[-7, 2]], grid[4:]])  # two of them, one in between
+    # two tokens outside the grid, one of them between others
+    tokens = np.concatenate([[[-1, -1]], grid[:4], [[-7, 2]], grid[4:]])
     far = tokens + np.where(tokens[:, :1] < 0, 0, 1_000_000_000)
     f = functools.partial(pe.relative_position_bias, prefix=prefix, symmetric=symmetric)
     want = biases.relative(tokens, tokens[2:], table, prefix=prefix, symmetric=symmetric)
@@ -91,16 +92,16 @@ def test_offsets_outside_the_table_are_nan_or_0(symmetric):
 
 
 def test_concrete_offsets_outside_the_table_raise():
-    """Each batch by itself, also where the table is traced."""
+    """Each row of a batch is checked alone, also if the table is traced."""
     grid, table = grid_of((2, 3)), table_of((3, 4))
     apart = np.stack([grid, grid + 1_000_000])
     message = "^relative_position_bias: query_positions and key_positions must differ by at most {} .*, got {}$"
-    for q, k, most, got in (
+    for q, k, most, largest in (
         (SCATTERED, SCATTERED, "2 in coordinate 0", 2**32 - 1),
         (SCATTERED[:1], SCATTERED[3:4], "3 in coordinate 1", 4),
         (apart, grid, "2 in coordinate 0", 1_000_001),
     ):
-        with pytest.raises(ValueError, match=message.format(most, got)):
+        with pytest.raises(ValueError, match=message.format(most, largest)):
             jax.eval_shape(lambda table: pe.relative_position_bias(q, k, table), table)  # noqa: B023
     with pytest.raises(ValueError, match=message.format("4 in coordinate 0", 5)):
         pe.relative_position_bias(np.arange(6), np.arange(6), table_of((5,)))
@@ -115,7 +116,7 @@ def test_concrete_offsets_outside_the_table_raise():
 def test_it_is_linear_in_table_and_prefix(symmetric):
     f = functools.partial(pe.relative_position_bias, SCATTERED, SCATTERED, symmetric=symmetric, out_of_range="zeros")
     both = lambda table, prefix: f(table, prefix=prefix)  # noqa: E731
-    whole = lambda *shape: RNG.integers(-9, 9, shape).astype(np.float32)  # noqa: E731  # of which sums are exact
+    whole = lambda *shape: RNG.integers(-9, 9, shape).astype(np.float32)  # noqa: E731  # sums are exact
     parameters = table_of((3, 4), symmetric), normal(3, HEADS)
     along, dy = tuple(whole(*x.shape) for x in parameters), whole(HEADS, 7, 7)
     at_once = jax.jit(lambda p, v, dy: (both(*v), jax.jvp(both, p, v)[1], jax.vjp(both, *p)[1](dy)))
@@ -126,14 +127,14 @@ def test_it_is_linear_in_table_and_prefix(symmetric):
 
 
 @pytest.mark.parametrize(("n", "m"), [(0, 3), (3, 0)])
-def test_the_derivative_of_nothing_is_0(n, m):
+def test_the_derivative_without_queries_or_keys_is_0(n, m):
     q, k = (np.zeros((size, 2), np.int32) for size in (n, m))
     f = jax.jit(jax.grad(lambda table: jnp.sum(pe.relative_position_bias(q, k, table))))
     np.testing.assert_array_equal(f(table_of((2, 3))), np.zeros((3, 5, HEADS)))
 
 
 def test_the_derivative_counts_beyond_2_to_the_24():
-    n = 4200  # all but the first at one place: a sum of ones in float32, one after the other, ends at 16,777,216
+    n = 4200  # tokens, all but the first at one place; a running float32 sum of ones would stall at 2²⁴
     places = np.zeros((n, 2), np.int32)
     places[0] = 1, 0
     counts = jax.jit(jax.grad(lambda t, at: jnp.sum(pe.relative_position_bias(at, at, t))))
@@ -150,7 +151,7 @@ def test_the_derivative_stores_positions_alone():
 def test_forward_has_no_temporary_of_its_size():
     grid, table = grid_of((24, 24)), np.zeros((47, 47, 8), np.float32)
     compiled = jax.jit(pe.relative_position_bias).lower(grid, grid, table).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 8 * 24**4 * 4 / 50
+    assert compiled.memory_analysis().temp_size_in_bytes < 8 * 24**4 * 4 / 50  # 8 heads, 24² × 24² float32 values
 
 
 # Explicit axes of a mesh
@@ -176,6 +177,7 @@ def test_positions_and_heads_shard_the_bias_and_its_derivatives(on_cpu):
     assert y.sharding.spec == P("h", "x", "y") and back.sharding.spec == P(None, None, "h")
 
 
+# valid positions and table, and a table with too many rows
 G, T = grid_of((2, 3)), np.ones((3, 5, 2), np.float32)
 HUGE = jax.ShapeDtypeStruct((2**16 + 1, 2**16 + 1, 1), jnp.float32)
 ZEROS, AXES = np.zeros((3, 3), int), "the leading axes of query_positions, (2,), and of key_positions, (3,), must broad"
@@ -201,7 +203,7 @@ ZEROS, AXES = np.zeros((3, 3), int), "the leading axes of query_positions, (2,),
         ({"out_of_range": "clip"}, ValueError, "out_of_range must be one of"),
     ],
 )
-def test_arguments_that_raise(changed, error, match):
+def test_invalid_arguments_raise(changed, error, match):
     arguments = {"query_positions": G, "key_positions": G, "table": T} | changed
     with pytest.raises(error, match="^relative_position_bias: " + re.escape(match)):
         jax.eval_shape(lambda table: pe.relative_position_bias(**(arguments | {"table": table})), arguments["table"])

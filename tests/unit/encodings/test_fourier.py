@@ -1,9 +1,11 @@
 """`fourier_features` and `timestep_embedding`.
 
-- Features are within 9e-8 + 6e-9 · inputs of the exact sum of products, at any magnitude below 2³¹ and 2²⁸.
-- Coordinates and columns that are NaN or out of range give NaN, and no others.
-- Derivatives of any order are those of the formula.
-- Timesteps are within 9e-8 of the formula, and are those of diffusers; an odd width ends in a zero.
+- Features are within 9e-8 + 6e-9 · inputs of the sines and cosines of the exact sum of products, for coordinates below
+  2³¹ and frequencies below 2²⁸.
+- A coordinate that is NaN or out of range makes its row NaN, a frequency its columns, and nothing else is NaN.
+- First and second derivatives are those of the formula.
+- No matrix product rounds the sum, and no table has an entry for each input of each feature.
+- Embeddings of timesteps are within 9e-8 of the formula, and those of diffusers. An odd width ends in a zero.
 """
 
 import functools
@@ -23,6 +25,7 @@ features = jax.jit(pe.fourier_features, static_argnames=("layout", "dtype"))
 
 
 def bound(inputs):
+    """The largest error of a feature of so many coordinates."""
     return 9e-8 + 6e-9 * inputs
 
 
@@ -42,13 +45,13 @@ def test_features_are_within_their_bound(inputs, x_scale, b_scale):
     assert_within(features(x, matrix), want, bound(inputs), against="exact products, then mpmath")
 
 
-def test_frequencies_at_and_beside_half_a_cycle():
+def test_frequencies_at_and_beside_half_a_cycle_are_exact():
     x = np.resize(np.float32([0.25, -0.3, 0.49999997, 1.5, 7.3, -1e5, 3.0, 2.0**31 - 128]), (12, 1))
     matrix = np.resize(np.float32([0.5, -1.5, 6441807.5, -0.25, 2.0**-31, 1.5 - 2.0**-20]), (1, 9))
     assert_within(features(x, matrix), fourier.fourier_features(x, matrix), bound(1), against="mpmath")
 
 
-def test_octaves_of_nerf():
+def test_octaves_give_the_encoding_of_nerf():
     x = RNG.uniform(-1, 1, (11, 3)).astype(np.float32)
     octaves = np.kron(np.eye(3), 2.0 ** np.arange(-1, 9)).astype(np.float32)
     assert_within(features(x, octaves, layout="interleaved"), fourier.nerf(x, 10), bound(1), against="mpmath")
@@ -61,14 +64,14 @@ def test_integers_and_narrow_floats_are_taken_at_their_value(x_dtype):
     assert_within(features(x, matrix), want, bound(3), against="exact products, then mpmath")
 
 
-def test_float64_counts_where_it_can_be_held():
+def test_float64_is_taken_at_its_value_with_x64():
     with jax.enable_x64(True):
         x, matrix = RNG.normal(size=(6, 2)) * 1e5, RNG.normal(size=(2, 4)) * 1e2
         assert_within(features(x, matrix), fourier.fourier_features(x, matrix), bound(2), against="mpmath")
 
 
 @pytest.mark.parametrize(("shape", "layout"), [((), "half"), ((2, 3), "interleaved")])
-def test_any_shape_of_points_in_either_layout(shape, layout):
+def test_points_may_have_any_shape_in_either_layout(shape, layout):
     x, matrix = normal(*shape, 3), normal(3, 5)
     got = features(x, matrix, layout=layout)
     assert got.dtype == np.float32
@@ -82,13 +85,14 @@ def test_a_narrow_result_is_rounded_once():
     np.testing.assert_array_equal(features(x, matrix, dtype=jnp.bfloat16), want, strict=True)
 
 
-def test_what_is_out_of_range_is_nan_and_nothing_else():
+def test_rows_and_columns_out_of_range_are_nan_and_nothing_else():
     x = np.float32([[0, 1], [np.nan, 1], [0, np.inf], [2**31, 0], [-(2.0**31), 0]])
     matrix = np.float32([[1, 0.5, 2.0**28, np.nan], [1, 0.5, 0, 1]])
+    # which rows of x and which columns of the features are out of range: −2³¹ is an int32, 2³¹ is not
     rows, columns = np.array([0, 1, 1, 1, 0], bool), np.array([0, 0, 1, 1] * 2, bool)
     np.testing.assert_array_equal(np.isnan(features(x, matrix)), rows[:, None] | columns)
-    wide = features(np.array([[1, 1], [2**32 - 1, 0]], np.uint32), matrix[:, :2])
-    np.testing.assert_array_equal(np.isnan(wide).any(1), [False, True])
+    unsigned = features(np.array([[1, 1], [2**32 - 1, 0]], np.uint32), matrix[:, :2])
+    np.testing.assert_array_equal(np.isnan(unsigned).any(1), [False, True])
 
 
 def test_derivatives_are_those_of_the_formula():
@@ -102,10 +106,10 @@ def test_derivatives_are_those_of_the_formula():
 
 def test_second_derivatives_are_those_of_the_formula():
     x, matrix, weights = normal(4, 3), normal(3, 5), normal(4, 10)
-    one, other = (normal(4, 3), normal(3, 5)), (normal(4, 3), normal(3, 5))
-    slope = jax.grad(lambda x, b: jnp.sum(weights * pe.fourier_features(x, b)), (0, 1))
-    by_x, by_matrix = jax.jit(lambda: jax.jvp(slope, (x, matrix), other)[1])()
-    want = np.vdot(weights, fourier.along(x, matrix, one, other)[1])
+    one, other = (normal(4, 3), normal(3, 5)), (normal(4, 3), normal(3, 5))  # directions of x and of the matrix
+    gradient = jax.grad(lambda x, b: jnp.sum(weights * pe.fourier_features(x, b)), (0, 1))
+    by_x, by_matrix = jax.jit(lambda: jax.jvp(gradient, (x, matrix), other)[1])()
+    want = np.vdot(weights, fourier.along(x, matrix, one, other)[1])  # the second derivative along both
     assert_within(np.vdot(by_x, one[0]) + np.vdot(by_matrix, one[1]), want, 2e-3, against="float64")
 
 
@@ -113,14 +117,15 @@ def test_no_matrix_product_rounds_the_sum_and_no_input_has_a_table():
     x, matrix = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2048, 16), (16, 32)))
     assert "dot_general" not in features.lower(x, matrix).as_text()
     compiled = features.lower(x, matrix).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes <= 2048 * 64 * 4 + 2**16  # that of the features at most
+    assert compiled.memory_analysis().temp_size_in_bytes <= 2048 * 64 * 4 + 2**16  # at most that of the features
 
 
 # Timesteps
 
 
-def embedded(timesteps, *settings, **more):
-    return np.asarray(jax.jit(lambda t: pe.timestep_embedding(t, *settings, **more))(timesteps))
+def embedded(timesteps, dim, **settings):
+    """`timestep_embedding` in one program; timesteps are traced."""
+    return np.asarray(jax.jit(lambda t: pe.timestep_embedding(t, dim, **settings))(timesteps))
 
 
 TIMES = np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3, np.nan])
@@ -136,9 +141,9 @@ TIMES = np.float32([0, 0.5, 1, 17.25, 999, 1e6 + 0.5, -3, np.nan])
     ],
 )
 def test_timesteps_are_the_formula(timesteps, dim, flip, shift, scale, period):
-    names = {"flip_sin_to_cos": flip, "downscale_freq_shift": shift, "scale": scale, "max_period": period}
+    settings = {"flip_sin_to_cos": flip, "downscale_freq_shift": shift, "scale": scale, "max_period": period}
     want = np.concatenate(fourier.timestep_embedding(timesteps.reshape(-1), dim, flip, shift, scale, period), -1)
-    got = embedded(timesteps, dim, **names)
+    got = embedded(timesteps, dim, **settings)
     assert got.dtype == np.float32
     assert_within(got, want.reshape(*timesteps.shape, dim), 9e-8, against="mpmath")
     np.testing.assert_array_equal(got[..., dim // 2 * 2 :], 0)
@@ -153,7 +158,7 @@ def test_timesteps_are_those_of_diffusers(case):
     assert_within(got, case["values"], tolerance, against="diffusers")
 
 
-def test_a_timestep_may_be_a_number_and_narrow():
+def test_a_timestep_may_be_a_number_and_its_embedding_bfloat16():
     want = embedded(np.float32(0.5), 9).astype(jnp.bfloat16)
     np.testing.assert_array_equal(pe.timestep_embedding(0.5, 9, dtype=jnp.bfloat16), want, strict=True)
 
@@ -181,7 +186,7 @@ X, B = np.zeros((4, 3), np.float32), np.zeros((3, 5), np.float32)
         (TypeError, "dtype must be a float dtype", {"dtype": jnp.int32}),
     ],
 )
-def test_errors_of_fourier_features(error, match, change):
+def test_invalid_arguments_of_fourier_features_raise(error, match, change):
     with pytest.raises(error, match=f"^fourier_features: {match}"):
         pe.fourier_features(**{"x": X, "matrix": B} | change)
 
@@ -201,6 +206,6 @@ def test_errors_of_fourier_features(error, match, change):
         (TypeError, "dtype must be a float dtype", {"dtype": int}),
     ],
 )
-def test_errors_of_timestep_embedding(error, match, change):
+def test_invalid_arguments_of_timestep_embedding_raise(error, match, change):
     with pytest.raises(error, match=f"^timestep_embedding: {match}"):
         pe.timestep_embedding(**{"timesteps": 1, "dim": 8} | change)

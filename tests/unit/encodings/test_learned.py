@@ -1,9 +1,9 @@
 """`learned`, `add_learned` and `resize_table`.
 
-- A position reads its row, of the dtype of the table; one out of range reads none: it raises, or gives NaN or zeros.
+- A position reads its row, in the table's dtype. A position out of range raises, or gives NaN or zeros.
 - Rows that are read get a gradient, and no others.
 - A sum is computed in float32 and rounded once.
-- A resized table is the formula, and what timm and torch compute, antialiased or not.
+- A resized table is the formula, and what timm and torch compute, with antialiasing and without.
 """
 
 import jax
@@ -66,7 +66,7 @@ def test_rows_that_are_read_get_a_gradient_and_no_others():
     np.testing.assert_array_equal(got, 3 * np.eye(7, dtype=np.float32)[[1, 1, 5]].sum(0)[:, None] * np.ones(4))
 
 
-def test_a_row_has_the_dtype_of_the_table_and_a_concrete_position_has_none_if_told_so():
+def test_a_row_has_the_dtype_of_the_table_and_a_concrete_position_out_of_range_may_give_nan():
     got = np.asarray(pe.learned(np.array([3, -1]), TABLE.astype(jnp.bfloat16), out_of_range="nan"))
     assert got.dtype == jnp.bfloat16 and np.isnan(got[1]).all()
 
@@ -74,15 +74,15 @@ def test_a_row_has_the_dtype_of_the_table_and_a_concrete_position_has_none_if_to
 # Sums
 
 
-def test_rows_are_added_from_the_first_on_or_at_positions():
+def test_positions_count_from_zero_or_are_given():
     add = pe.add_learned
-    every = jax.jit(lambda x, table: (add(x, table, scale=0.5), add(x, table, ROWS), add(x[0, 0], table, 3)))
+    three = jax.jit(lambda x, table: (add(x, table, scale=0.5), add(x, table, ROWS), add(x[0, 0], table, 3)))
     wants = 0.5 * X + TABLE[:5], X + TABLE[ROWS], X[0, 0] + TABLE[3]
-    for got, want in zip(every(X, TABLE), wants, strict=True):
+    for got, want in zip(three(X, TABLE), wants, strict=True):
         np.testing.assert_array_equal(got, want)
 
 
-def test_nothing_is_added_at_a_position_out_of_range_if_told_so():
+def test_nothing_is_added_at_a_position_out_of_range_with_zeros():
     got = jax.jit(lambda p: pe.add_learned(X, TABLE, p, out_of_range="zeros"))(ROWS + 3)
     rows = np.concatenate([TABLE, np.zeros_like(TABLE)])
     np.testing.assert_array_equal(got, X + rows[ROWS + 3])
@@ -98,7 +98,7 @@ def test_a_sum_keeps_the_dtype_of_x_and_is_rounded_once():
     np.testing.assert_array_equal(wide, (X.astype(np.float64) / 3 + TABLE[:5]).astype(np.float32), strict=True)
 
 
-def test_derivatives_of_a_sum():
+def test_derivatives_of_a_sum_are_those_of_the_formula():
     f = lambda x, table, scale: pe.add_learned(x, table, ROWS, scale=scale)  # noqa: E731
     assert_derivatives(f, lambda x, table, scale: scale * x + table[ROWS], X, TABLE, np.float32(1.7))
 
@@ -108,6 +108,7 @@ def test_derivatives_of_a_sum():
 TORCH = {"method": "torch_cubic", "antialias": False}
 ALIGNED = {"method": "linear", "antialias": False, "align_corners": True}
 OFFSET = {"size_offset": 0.1}
+# How positions of the new rows are placed in the old table, with the settings that allow each way
 PLACED = [
     TORCH | {"align_corners": True, "zeros_outside": True},
     TORCH | OFFSET,
@@ -122,16 +123,17 @@ def resized(table, shape, **settings):
 
 @pytest.mark.parametrize("settings", PLACED, ids=str)
 def test_rows_are_sampled_where_the_formula_says(settings):
-    """From 1, 5 and 7 rows to 3, 1 and 12."""
-    table, places = RNG.normal(size=(1, 5, 7, 2)), dict(settings)
-    assert not places.pop("antialias")
-    exact = {"linear": linear, "torch_cubic": cubic}[places.pop("method")]
+    """The table has 1, 5 and 7 rows along its axes, and gets 3, 1 and 12."""
+    table, placement = RNG.normal(size=(1, 5, 7, 2)), dict(settings)
+    assert not placement.pop("antialias")
+    exact = {"linear": linear, "torch_cubic": cubic}[placement.pop("method")]
     with jax.enable_x64(True):
         got = resized(table, (3, 1, 12), **settings)
     assert got.dtype == np.float64
-    assert_within(got, exact(table, (3, 1, 12), **places), 1e-14, against="float64")
+    assert_within(got, exact(table, (3, 1, 12), **placement), 1e-14, against="float64")
 
 
+# By default, only those of torch with 9 × 5 new rows run.
 PEERS = recorded.cases("timm_resized") + recorded.cases("torch_resized")
 
 
@@ -142,7 +144,7 @@ def test_resizing_is_that_of_timm_and_torch(case):
     settings = {name: case[name] for name in ("method", "antialias", "align_corners", "zeros_outside") if name in case}
     if "interpolation" in case:
         settings["method"] = {"bicubic": "cubic", "bilinear": "linear"}[case["interpolation"]]
-    # torch rounds where it samples to float32, which counts for random tables of deviation 1.
+    # torch rounds the positions that it samples at to float32, which matters for its tables of random numbers.
     atol = {"timm": 1e-5, "torch": 2e-6}.get(case.get("model", "timm"), 1e-7)
     got = resized(np.float32(case["table"]).reshape(*case["old"], 2), tuple(case["new"]), **settings)
     assert_within(got, np.reshape(case["resized"], got.shape), atol, against="what they record")
@@ -150,6 +152,7 @@ def test_resizing_is_that_of_timm_and_torch(case):
 
 @pytest.mark.parametrize("settings", [{"method": "cubic"}, TORCH], ids=str)
 def test_the_same_length_keeps_bits_and_another_has_no_tf32(settings):
+    """Products have the precision HIGHEST, or a GPU would round them to TF32."""
     np.testing.assert_array_equal(resized(TABLE, 7, **settings), TABLE)
     assert "HIGHEST" in str(jax.make_jaxpr(lambda t: pe.resize_table(t, 9, **settings))(TABLE))
 
@@ -171,7 +174,7 @@ def test_a_resized_table_in_16_bits_is_rounded_once():
         (ValueError, "out_of_range must be one of", {"out_of_range": "clip"}),
     ],
 )
-def test_errors_of_learned(error, match, change):
+def test_invalid_arguments_of_learned_raise(error, match, change):
     with pytest.raises(error, match=f"^learned: {match}"):
         pe.learned(**{"positions": 1, "table": TABLE} | change)
 
@@ -188,20 +191,20 @@ def test_errors_of_learned(error, match, change):
         (ValueError, "scale must be a scalar", {"scale": X[0]}),
     ],
 )
-def test_errors_of_add_learned(error, match, change):
+def test_invalid_arguments_of_add_learned_raise(error, match, change):
     with pytest.raises(error, match=f"^add_learned: {match}"):
         pe.add_learned(**{"x": X, "table": TABLE} | change)
 
 
-def test_what_explicit_axes_of_a_mesh_divide_otherwise_raises(on_cpu):
+def test_arrays_that_a_mesh_shards_differently_raise(on_cpu):
     explicit = (jax.sharding.AxisType.Explicit,) * 2
     with jax.set_mesh(jax.make_mesh((2, 2), ("a", "b"), explicit, devices=jax.devices("cpu")[:4])):
-        of = lambda x, *axes: jax.typeof(jax.device_put(x, jax.P(*axes)))  # noqa: E731
-        table = of(TABLE, None, "a")
+        sharded = lambda x, *axes: jax.typeof(jax.device_put(x, jax.P(*axes)))  # noqa: E731
+        table = sharded(TABLE, None, "a")
         with pytest.raises(ValueError, match="^learned: positions, table must be sharded alike"):
-            jax.eval_shape(pe.learned, of(np.arange(2), "a"), table)
+            jax.eval_shape(pe.learned, sharded(np.arange(2), "a"), table)
         with pytest.raises(ValueError, match="^add_learned: x, table must be sharded alike"):
-            jax.eval_shape(pe.add_learned, of(X, None, None, "b"), table)
+            jax.eval_shape(pe.add_learned, sharded(X, None, None, "b"), table)
 
 
 CUBIC = {"method": "cubic", "antialias": False}
@@ -233,6 +236,6 @@ CUBIC = {"method": "cubic", "antialias": False}
         (ValueError, "size_offset must be 0 with", ALIGNED | OFFSET),
     ],
 )
-def test_errors_of_resize_table(error, match, change):
+def test_invalid_arguments_of_resize_table_raise(error, match, change):
     with pytest.raises(error, match=f"^resize_table: {match}"):
         pe.resize_table(**{"table": TABLE, "shape": 3} | change)

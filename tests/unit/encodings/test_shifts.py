@@ -2,7 +2,7 @@
 
 - The matrix and the shift take the encoding at any position p to the one at p + k, in either layout, within 5e-7.
 - The dot product of two encodings is the sum of cosines of their offset.
-- An amplitude is that of the encodings: no shift changes it.
+- The encodings have the amplitude, and no shift changes it.
 - Results are rounded once; derivatives are those of the formula.
 """
 
@@ -20,6 +20,7 @@ from oracles import encodings, rotations, spectra
 
 RNG = np.random.default_rng(0)
 BOUND = 5e-7
+# where encodings are, and the offsets to other int32 positions
 FROM = np.int32([0, 1, -5, 2_000_000_000, -(2**31), 2**31 - 1, 123_456_789])
 OFFSET = np.int32([3, -1, 2**31 - 1, 147_483_647, 2**31 - 1, -(2**31), 77])
 
@@ -35,7 +36,7 @@ def test_an_offset_takes_an_encoding_to_another_position(layout, base):
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_entries_of_the_matrix(layout):
+def test_the_matrix_is_that_of_the_formula(layout):
     sine, cosine = (w[0] for w in encodings.waves([5], spectra.geometric(6, 10_000)))
     got = pe.rotation_matrix(5, 6, layout=layout)
     assert_within(got, rotations.matrix(sine, cosine, layout), 9e-8, against="float64")
@@ -61,8 +62,12 @@ def test_a_narrow_result_is_rounded_once():
 
 def test_no_shift_changes_an_amplitude():
     f, p = pe.geometric(8).with_attention_factor(1.25), np.arange(9)
-    shift = lambda p, k: (pe.shift(pe.sinusoidal(p, f), k, f), pe.rotation_matrix(k, f), pe.rotation_matrix(k, 8))  # noqa: E731
-    got, *matrices = jax.jit(shift)(p, 1000)
+
+    @jax.jit
+    def shifted_and_matrices(p, k):
+        return pe.shift(pe.sinusoidal(p, f), k, f), pe.rotation_matrix(k, f), pe.rotation_matrix(k, 8)
+
+    got, *matrices = shifted_and_matrices(p, 1000)
     assert_within(got, 1.25 * encodings.encode(p + 1000, 8), 1.25 * BOUND, against="mpmath")
     np.testing.assert_array_equal(*matrices)
 
@@ -89,8 +94,8 @@ def test_the_similarity_of_axes_is_a_sum_over_axes():
     assert_within(similarity(np.int32([3, -8]), pe.axial(16, 2)), want, 1e-6 * want, against="mpmath")
 
 
-def test_the_largest_amplitude():
-    """Four times its square is the largest float32, and no more."""
+def test_the_similarity_allows_the_largest_amplitude():
+    """Four pairs times its square is the largest float32."""
     largest = float(np.finfo(np.float32).max)
     frequencies = pe.geometric(8).with_attention_factor(math.sqrt(largest / 4))
     assert float(pe.offset_similarity(0, frequencies)) == largest
@@ -101,14 +106,14 @@ def test_the_largest_amplitude():
 OMEGA = 10_000.0 ** (-np.arange(4) / 4)
 
 
-def test_derivatives_of_a_shift():
+def test_derivatives_of_a_shift_are_those_of_the_formula():
     f = lambda x, k, w: pe.shift(x, k, w, layout="half")  # noqa: E731
     exact = lambda x, k, w: rotations.rotate_by(x, -k[:, None] * w, "half")  # noqa: E731
     x, k = RNG.normal(size=(5, 8)).astype(np.float32), np.linspace(-2, 3, 5, dtype=np.float32)
     assert_derivatives(f, exact, x, k, OMEGA.astype(np.float32))
 
 
-def test_derivatives_of_the_matrix_and_of_the_similarity():
+def test_derivatives_of_the_matrix_and_of_the_similarity_are_those_of_the_formula():
     exact = lambda k: rotations.matrix(np.sin(k * OMEGA), np.cos(k * OMEGA), "interleaved")  # noqa: E731
     assert_derivatives(lambda k: pe.rotation_matrix(k, 8), exact, np.float32(1.5))
     assert_derivatives(lambda k: pe.offset_similarity(k, 8), lambda k: np.cos(k * OMEGA).sum(), np.float32(1.5))
@@ -130,7 +135,7 @@ X = np.zeros((2, 5, 8), np.float32)
         (ValueError, "layout must be one of", {"layout": "x"}),
     ],
 )
-def test_errors_of_shift(error, match, change):
+def test_invalid_arguments_of_shift_raise(error, match, change):
     with pytest.raises(error, match=f"^shift: {match}"):
         pe.shift(**{"encodings": X, "offset": 1, "frequencies": 8} | change)
 
@@ -151,12 +156,13 @@ def test_errors_of_shift(error, match, change):
         ),
     ],
 )
-def test_errors(error, match, call):
+def test_invalid_arguments_of_the_matrix_and_of_the_similarity_raise(error, match, call):
     with pytest.raises(error, match=f"^{match}"):
         call()
 
 
-@pytest.mark.parametrize(("offset", "stored"), [(3, True), (np.arange(5), False)], ids=["one", "many"])
-def test_the_cosines_of_one_offset_are_computed_once(offset, stored):
+@pytest.mark.parametrize(("offset", "has_barrier"), [(3, True), (np.arange(5), False)], ids=["one", "many"])
+def test_the_cosines_of_one_offset_are_computed_once(offset, has_barrier):
+    """A barrier keeps XLA from fusing them into the rotation, which would compute them for each vector."""
     traced = jax.jit(lambda x: pe.shift(x, offset, 8)).trace(X)
-    assert ("optimization_barrier" in traced.lower(lowering_platforms=("tpu",)).as_text()) == stored
+    assert ("optimization_barrier" in traced.lower(lowering_platforms=("tpu",)).as_text()) == has_barrier

@@ -1,9 +1,10 @@
 """`sinusoidal` and `add_sinusoidal`.
 
 - Each feature is within 9e-8 of the truth at every int32 position, for every width, base and layout.
-- Numbers of Python are taken at their exact value; positions may be points of a grid.
+- Numbers of Python are taken at their exact value. Positions may be points of a grid.
 - Narrow results are the float32 value, rounded once.
-- The sum is computed in float32 (float64 for float64) and rounded once; an odd width may end without an encoding.
+- `add_sinusoidal` adds in float32 (float64 for float64) and rounds once. The last feature of an odd width may have no
+  encoding.
 - Derivatives are those of the formula.
 """
 
@@ -26,13 +27,13 @@ X = RNG.normal(size=(2, 3, 5, 8)).astype(np.float32)
 # The encoding
 
 
-def test_values_that_notebooks_print_at_width_6():
+def test_it_gives_the_values_that_notebooks_print_at_width_6():
     expected = NOTEBOOKS["d6_len10"]
     table = np.asarray(pe.sinusoidal(np.arange(expected["length"]), expected["d_model"]))
     np.testing.assert_allclose(table, expected["encoding"], rtol=0, atol=expected["abs_tol"])
 
 
-def test_values_that_notebooks_print_at_width_10():
+def test_it_gives_the_values_that_notebooks_print_at_width_10():
     expected = NOTEBOOKS["d10_len10"]
     table = np.asarray(pe.sinusoidal(np.arange(expected["length"]), expected["d_model"]))
     np.testing.assert_allclose(table[:, 0::2], expected["sin"], rtol=expected["rel_tol"], atol=1e-12)
@@ -80,7 +81,7 @@ def test_a_float64_result_needs_x64():
         pe.sinusoidal(0, 8, dtype=np.float64)
 
 
-def test_derivatives_in_positions_and_frequencies():
+def test_derivatives_in_positions_and_frequencies_are_those_of_the_formula():
     def exact(p, w):
         return np.stack([np.sin(p[:, None] * w), np.cos(p[:, None] * w)], -1).reshape(5, 6)
 
@@ -136,7 +137,7 @@ def test_a_sum_of_float64_is_float64():
     np.testing.assert_allclose(got, 3 * x + np.asarray(encoding, np.float64), rtol=1e-15)
 
 
-def test_derivatives_of_the_sum():
+def test_derivatives_of_the_sum_are_those_of_the_formula():
     def exact(x, p, w, scale):
         return scale * x + np.concatenate([np.sin(p[:, None] * w), np.cos(p[:, None] * w)], -1)
 
@@ -153,10 +154,11 @@ def test_a_batch_that_shares_a_table_has_the_bits_of_each_row():
         np.testing.assert_array_equal(add(row), want)
 
 
-@pytest.mark.parametrize(("batch", "stored"), [(3, 0), (16, 4 * 64 * 128)])
-def test_a_cpu_computes_what_a_batch_shares_once(batch, stored, on_cpu):
+@pytest.mark.parametrize(("batch", "table_bytes"), [(3, 0), (16, 4 * 64 * 128)])
+def test_a_cpu_computes_what_a_large_batch_shares_once(batch, table_bytes, on_cpu):
+    """It stores the float32 table of encodings for a batch of 16, and nothing for a batch of 3."""
     compiled = jax.jit(pe.add_sinusoidal).lower(np.ones((batch, 64, 128), np.float32)).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes == stored
+    assert compiled.memory_analysis().temp_size_in_bytes == table_bytes
 
 
 # Errors
@@ -170,7 +172,7 @@ def test_a_cpu_computes_what_a_batch_shares_once(batch, stored, on_cpu):
         (ValueError, "positions must have a last axis of size 2", {"frequencies": pe.axial(8, 2)}),
     ],
 )
-def test_errors_of_settings(error, match, change):
+def test_invalid_settings_raise(error, match, change):
     with pytest.raises(error, match=f"^sinusoidal: {match}"):
         pe.sinusoidal(**{"positions": 3, "frequencies": 8} | change)
 
@@ -187,6 +189,6 @@ def test_errors_of_settings(error, match, change):
         (ValueError, "layout must be one of", {"layout": "halves"}),
     ],
 )
-def test_errors_of_the_addition(error, match, change):
+def test_invalid_arguments_of_the_addition_raise(error, match, change):
     with pytest.raises(error, match=f"^add_sinusoidal: {match}"):
         pe.add_sinusoidal(**{"x": X} | change)

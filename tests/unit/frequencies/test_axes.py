@@ -1,9 +1,9 @@
-"""Positions of several coordinates: which coordinate drives which pair, and by how much.
+"""Frequencies for positions of several coordinates: by which coordinate and ω each pair rotates.
 
-- `axial` gives each coordinate a spectrum: an equal share of a width, a width or a spectrum for each, or one for all.
-- `join` concatenates spectra, at the coordinates that are given.
-- `multi_section` deals the pairs of one spectrum out, in blocks or in turn.
-- Each keeps the amplitude and the precision.
+- `axial` gives each coordinate a spectrum: an equal share of a width, a width or spectrum of its own, or one for all.
+- `join` concatenates spectra, at the given coordinates.
+- `multi_section` divides the pairs of one spectrum among coordinates, in blocks or in turn.
+- Each keeps the amplitude and the precision. They give the models of diffusers.
 """
 
 import re
@@ -35,7 +35,7 @@ def test_axial_repeats_a_given_spectrum():
     assert pe.axial(pe.geometric(2), 2**19).dim == 2**20
 
 
-def test_axial_of_a_width_for_each_coordinate():
+def test_axial_gives_each_coordinate_a_width_of_its_own():
     got = pe.axial((16, 56, 56), base=256.0)
     assert got.axes == (0,) * 8 + (1,) * 28 + (2,) * 28 and got.dim == 128
     want = [256.0 ** (-2 * i / width) for width in (16, 56, 56) for i in range(width // 2)]
@@ -51,7 +51,7 @@ def test_join_concatenates_spectra_at_their_coordinates():
     sections = pe.multi_section(f, (1, 3))
     assert pe.join(g, sections, g, axes=(2, 0, 3)).axes == (2, 2, 0, 1, 1, 1, 3, 3)
     assert pe.join(sections, g).axes == (0, 1, 1, 1, 0, 0)
-    joined = pe.join(0, YARN, axes=(5, 1))  # features alone have an amplitude
+    joined = pe.join(0, YARN, axes=(5, 1))  # a spectrum of width 0 has no amplitude or precision to keep
     assert (joined.cycles, joined.axes) == (YARN.cycles, (1,) * 8)
     assert joined.attention_factor == YARN.attention_factor and joined.precision == "float32"
 
@@ -63,7 +63,7 @@ def test_join_concatenates_spectra_at_their_coordinates():
         *((True, sections) for sections in [(24, 20, 20), (3, 2, 1), (4, 1, 1), (6, 2), (5,), (3, 2, 2, 1)]),
     ],
 )
-def test_sections_of_a_spectrum(interleaved, sections):
+def test_sections_have_their_pairs_of_the_spectrum(interleaved, sections):
     f = pe.geometric(2 * sum(sections), 1e6).with_attention_factor(1.5).with_precision("float32")
     got = pe.multi_section(f, np.array(sections), interleaved=interleaved)
     assert got.axes == tuple(spectra.axes_of(sections, interleaved).tolist()) and got.cycles == f.cycles
@@ -72,7 +72,7 @@ def test_sections_of_a_spectrum(interleaved, sections):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_each_pair_turns_by_its_coordinate(interleaved):
+def test_each_pair_rotates_by_its_coordinate(interleaved):
     f = pe.multi_section(16, (4, 3, 1), interleaved=interleaved)
     positions = np.array([[5, 70, 900], [1_000_003, 2, 0], [0, 0, 2_000_000_000]])
     axes = spectra.axes_of((4, 3, 1), interleaved).tolist()
@@ -80,12 +80,13 @@ def test_each_pair_turns_by_its_coordinate(interleaved):
     assert_within(pe.sinusoidal(positions, f, layout="half"), want, 9e-8, against="mpmath")
 
 
-# docs/dimensions.md writes the spectra of checkpoints; smaller heads were recorded.
+# docs/dimensions.md has the spectra of checkpoints. The recordings are of smaller heads: what to replace by what.
 SMALLER = {"(16, 56, 56)": "(4, 6, 6)", "(44, 42, 42)": "(8, 6, 6)", "(16, 24, 24)": "(4, 6, 6)"}
 SMALLER |= {"axial(64, 2)[": "axial(16, 2)[", "np.arange(32).reshape(2, 16)": "np.arange(8).reshape(2, 4)"}
 
 
 def spectra_of_the_page():
+    """Model → Frequencies, by the code of docs/dimensions.md at the recorded widths."""
     code = pages.block("docs/dimensions.md", '"Lumina"').partition("for name")[0]
     for of_checkpoint, recorded_one in SMALLER.items():
         assert of_checkpoint in code
@@ -99,7 +100,7 @@ VIDEO |= {"hunyuan_video": VIDEO["hunyuanvideo"], "lumina2": pe.axial((4, 6, 6))
 
 
 @pytest.mark.parametrize("case", recorded.cases("diffusers_rotations"), ids=lambda case: case["model"])
-def test_image_and_video_models_of_diffusers(case):
+def test_rotations_are_those_of_image_and_video_models_of_diffusers(case):
     x, want = (np.array(case[key], np.float32) for key in ("x", "rotated"))
     positions = np.array(case["positions"])
     positions = positions.astype(np.int32 if positions.dtype.kind == "i" else np.float32)
@@ -146,6 +147,6 @@ def test_image_and_video_models_of_diffusers(case):
         (lambda: pe.multi_section(np.ones(6), (3, 3)), TypeError, "multi_section: frequencies must be Frequencies"),
     ],
 )
-def test_arguments_that_raise(call, error, match):
+def test_invalid_arguments_raise(call, error, match):
     with pytest.raises(error, match="^" + re.escape(match)):
         call()

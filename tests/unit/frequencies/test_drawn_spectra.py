@@ -1,6 +1,6 @@
-"""Spectra of every kind, drawn, beside mpmath: each pair of an encoding turns by its ω, coordinate and amplitude.
+"""Encodings of spectra that are drawn at random, of every kind, are those of mpmath.
 
-POSENC_HOSTILE=N multiplies how many are tried (`nox -s fuzz`).
+POSENC_HOSTILE=N multiplies the number of spectra (`nox -s fuzz`).
 """
 
 import jax
@@ -21,9 +21,9 @@ INT32 = st.sampled_from(EDGES) | st.integers(-(2**31), 2**31 - 1)
 
 @st.composite
 def spectra(draw):
-    """Frequencies or an array, with what the oracle needs: (argument, ω of each pair, its axis, amplitude)."""
+    """(Frequencies or an array, ω of each pair, its coordinate, amplitude); the oracle needs the last three."""
     pairs = draw(st.integers(1, 6) | st.sampled_from([33, 64]))
-    kind = draw(st.sampled_from(["endpoint", "axial", "sections", "dealt", "angular", "float32", "float64"]))
+    kind = draw(st.sampled_from(["endpoint", "axial", "sections", "in turn", "angular", "float32", "float64"]))
     if kind in ("angular", "float32", "float64"):
         width = 64 if kind == "float64" else 32
         values = st.floats(-1e8, 1e8, width=width) | st.sampled_from([0.0, 1e-20, 1.0, 2.0**27])
@@ -38,16 +38,16 @@ def spectra(draw):
         count = draw(st.integers(2, 3))
         f, omegas, axes = pe.axial(dim * count, count, base), omegas * count, np.arange(count).repeat(pairs).tolist()
     else:
-        first = -(-pairs // 2) if kind == "dealt" else draw(st.integers(1, max(pairs - 1, 1)))
+        first = -(-pairs // 2) if kind == "in turn" else draw(st.integers(1, max(pairs - 1, 1)))
         sections = (first, pairs - first) if pairs > 1 else (1,)
-        f = pe.multi_section(pe.geometric(dim, base), sections, interleaved=kind == "dealt")
-        axes = axes_of(sections, interleaved=kind == "dealt").tolist()
+        f = pe.multi_section(pe.geometric(dim, base), sections, interleaved=kind == "in turn")
+        axes = axes_of(sections, interleaved=kind == "in turn").tolist()
     return f.with_attention_factor(amplitude), omegas, axes, amplitude
 
 
 @profile(8)
 @given(spectra(), st.sampled_from(["half", "interleaved"]), st.sampled_from(FLOATS), st.data())
-def test_encodings_of_any_spectrum(spectrum, layout, dtype, data):
+def test_encodings_of_any_spectrum_are_exact(spectrum, layout, dtype, data):
     TRIED["spectra"] += 1
     f, omegas, axes, amplitude = spectrum
     count = max(axes) + 1

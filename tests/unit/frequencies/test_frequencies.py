@@ -1,9 +1,9 @@
 """The geometric spectrum, and `Frequencies` as a static value.
 
-- `geometric` is right to the last unit of 2⁻¹²⁸ cycle, also down to 1/base and of odd widths.
-- `Frequencies` are plain, immutable, hashable values, equal if all fields are, also in another process; static in JAX.
-- Pairs are chosen as NumPy chooses; other ω are taken at their exact value; the amplitude multiplies every feature.
-- A spectrum without features makes none.
+- `geometric` is right to one unit of 2⁻¹²⁸ cycle, with an endpoint and for odd widths too.
+- `Frequencies` are plain, immutable, hashable values, static in JAX, and equal if all fields are, in any process.
+- An index selects pairs as in NumPy. `with_angular`, and arrays of NumPy as frequencies, keep the exact ω.
+- All functions of Frequencies take a width of 0.
 """
 
 import copy
@@ -36,13 +36,13 @@ def test_geometric_is_right_to_the_last_unit(dim, base, endpoint):
     np.testing.assert_allclose(f.wavelengths, spectra.wavelengths(omegas), rtol=4e-16)
 
 
-def test_a_pair_that_does_not_turn():
+def test_a_pair_may_have_frequency_0():
     still = pe.Frequencies((0, 1 << 120), 4)
     assert still.wavelengths.tolist() == [np.inf, 256.0]
     np.testing.assert_array_equal(np.asarray(pe.sinusoidal(123, still))[:2], [0.0, 1.0])
 
 
-def test_a_base_that_is_an_array_is_told_the_formula_of_the_array():
+def test_the_error_for_an_array_as_base_has_code_that_works_instead():
     for dim, endpoint in ((8, False), (8, True), (2, True), (7, True)):
         with pytest.raises(
             TypeError, match="^geometric: base must be a number, got float32 .*pass the array "
@@ -82,7 +82,7 @@ def test_equality_and_hash_are_by_value_of_every_field():
         assert pickle.loads(pickle.dumps(other)) == other
 
 
-def test_it_survives_a_journey_to_another_process():
+def test_it_is_equal_after_pickling_to_another_process():
     code = (
         "import pickle, sys, posenc_jax as pe; f = pickle.loads(sys.stdin.buffer.read());"
         "g = pe.axial(8, 2).with_precision('float32'); assert f == g and hash(f) == hash(g)"
@@ -95,7 +95,7 @@ def test_it_is_static_in_jax():
     assert jax.tree.leaves(pe.geometric(8)) == []
 
 
-def test_one_line_for_a_spectrum():
+def test_repr_is_one_line():
     assert repr(pe.geometric(6)) == "Frequencies(dim=6, angular=1 … 0.00215443)"
     assert repr(pe.axial(8, 2)) == "Frequencies(dim=8, angular=1 … 0.01, num_axes=2)"
     scaled = pe.yarn(4, 10_000, 2, 64, attention_factor=0.5).with_precision("float32")
@@ -103,21 +103,20 @@ def test_one_line_for_a_spectrum():
     assert repr(pe.geometric(0)) == "Frequencies(dim=0)"
 
 
-def test_other_frequencies_are_taken_at_their_exact_value():
-    axes, values = pe.axial(8, 2), np.array([1.0, 0.1, -0.3, 1e-7], np.float32)
-    f = axes.with_attention_factor(1.5).with_angular(values)
-    assert (f.axes, f.dim, f.attention_factor) == (axes.axes, 8, 1.5)
+def test_with_angular_takes_floats_at_their_exact_value():
+    axial, values = pe.axial(8, 2), np.array([1.0, 0.1, -0.3, 1e-7], np.float32)
+    f = axial.with_attention_factor(1.5).with_angular(values)
+    assert (f.axes, f.dim, f.attention_factor) == (axial.axes, 8, 1.5)
     assert f.cycles == spectra.turns(values.tolist())
-    assert f.with_angular(list(axes.angular)).angular.tolist() == axes.angular.tolist()
+    assert f.with_angular(list(axial.angular)).angular.tolist() == axial.angular.tolist()
 
 
 @pytest.mark.parametrize("index", [np.s_[::2], np.s_[1:3], np.s_[::-1], np.s_[:0], [7, 0, 0, -8], (1,), np.array([2])])
-def test_pairs_are_chosen_as_in_numpy(index):
+def test_an_index_selects_pairs_as_in_numpy(index):
     f = pe.multi_section(pe.yarn(16, 1e4, 8, 4096), (3, 5)).with_precision("float32")
-    got, like = f[index], np.array(index) if isinstance(index, (list, tuple)) else index
-    assert list(got.cycles) == np.array(f.cycles, object)[like].tolist() and list(got.axes) == list(
-        np.array(f.axes)[like]
-    )
+    got, of_numpy = f[index], np.array(index) if isinstance(index, (list, tuple)) else index
+    assert list(got.cycles) == np.array(f.cycles, object)[of_numpy].tolist()
+    assert list(got.axes) == np.array(f.axes)[of_numpy].tolist()
     assert got.dim == 2 * got.num_pairs
     assert (got.attention_factor, got.precision) == (f.attention_factor, "float32")
 
@@ -138,6 +137,7 @@ def test_float64_frequencies_of_numpy_are_exact():
 
 # No features
 
+# function → a call with width 0 whose result is a spectrum
 NOTHING = {
     "linear_scaling": lambda: pe.linear_scaling(0, 2),
     "ntk": lambda: pe.ntk(0, 1e4, 2),
@@ -154,11 +154,12 @@ NOTHING = {
 
 
 @pytest.mark.parametrize("name", NOTHING)
-def test_a_spectrum_without_features(name):
+def test_every_scaling_and_division_of_width_0_is_the_empty_spectrum(name):
     assert NOTHING[name]() == pe.geometric(0)
 
 
 X = np.ones((2, 5, 3, 0), np.float32)
+# function → a call with positions p (2, 5) and frequencies f, and the shape of its result
 SHAPES = {
     "sinusoidal": (lambda p, f: pe.sinusoidal(p, f), (2, 5, 0)),
     "rotation_matrix": (lambda p, f: pe.rotation_matrix(p, f), (2, 5, 0, 0)),
@@ -173,7 +174,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("frequencies", [0, np.zeros(0, np.float32)], ids=["a width", "an array"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_what_no_features_give(name, frequencies):
+def test_functions_of_width_0_return_arrays_without_features(name, frequencies):
     call, shape = SHAPES[name]
     assert jax.eval_shape(functools.partial(call, f=frequencies), np.zeros((2, 5), np.int32)).shape == shape
 
@@ -214,6 +215,6 @@ F = pe.geometric(12)
         (lambda: pe.geometric(7)[:2], ValueError, "Frequencies.__getitem__: frequencies must have an even dim"),
     ],
 )
-def test_arguments_that_raise(call, error, match):
+def test_invalid_arguments_raise(call, error, match):
     with pytest.raises(error, match="^" + re.escape(match)):
         call()

@@ -1,7 +1,8 @@
-"""The scalings against formulas at 70 digits.
+"""The scalings are their formulas at 70 digits.
 
-- Each is its formula within one or two units of 2⁻¹²⁸ cycle, and has the amplitude of its paper or the one given.
-- They keep axes, precision and amplitude of the spectrum that they scale, and compose with axes in either order.
+- Each is its formula within one or two units of 2⁻¹²⁸ cycle, with the amplitude of its paper or the given one.
+- They keep axes, precision and amplitude of the spectrum that they scale. Scaling before or after `axial` and
+  `multi_section` is the same.
 - The caller's decimal context changes nothing.
 """
 
@@ -17,15 +18,15 @@ from helpers.spectra import SCALINGS, assert_exact, scaling
 from oracles import spectra
 from posenc_jax._frequencies import frequencies, scalings
 
-# Beside those that the oracles list: label → width, base and settings
+# Besides the cases that the oracles list: label (scaling, what is special) → width, base and settings
 EDGES = {
     "linear, faster": (64, 150_000.0, {"factor": 0.75}),
     "linear, much faster": (8, 10.0, {"factor": 1e-3}),
     "linear, slower": (128, 500_000.0, {"factor": 1e6}),
     "yarn, other bounds": (128, 1e6, {"factor": 1.1, "original_max": 32768, "beta_fast": 40.5, "beta_slow": 1.5}),
     "yarn, a ramp that ends behind the last pair": (64, 1e4, {"factor": 8, "original_max": 131072}),
-    "yarn, and beyond r − 1": (8, 10.0, {"factor": 8, "original_max": 400}),
-    "yarn, a ramp from before the first": (64, 1e4, {"factor": 8, "original_max": 64, "truncate": False}),
+    "yarn, a ramp that ends behind r − 1": (8, 10.0, {"factor": 8, "original_max": 400}),
+    "yarn, a ramp that begins before the first pair": (64, 1e4, {"factor": 8, "original_max": 64, "truncate": False}),
     "yarn, no ramp": (64, 1e4, {"factor": 8, "original_max": 4096, "beta_fast": 3, "beta_slow": 3, "truncate": False}),
     "yarn, bounds of 0": (8, 1e4, {"factor": 8, "original_max": 4}),
     "yarn, one pair": (2, 1e4, {"factor": 8, "original_max": 4096}),
@@ -51,12 +52,13 @@ TRIED = SCALINGS | {
 def test_a_scaling_is_its_formula(label):
     function, arguments, formula = TRIED[label]
     (omegas, amplitude), got = formula(), function(**arguments)
+    # half a unit for each rounding, and 1% for the arithmetic of the scaling; others round twice
     units = {"linear_scaling": 0.51 + 0.51 / arguments.get("factor", 1), "llama3": 2.01}
     assert_exact(got, omegas, units.get(function.__name__, 1.01))
     assert got.attention_factor == pytest.approx(float(amplitude), rel=1e-15)
 
 
-def test_amplitudes_of_published_models():
+def test_amplitudes_are_those_of_published_models():
     assert pe.yarn(64, 150_000, 32, 4096).attention_factor == pytest.approx(1.3465735902799727, rel=1e-15)  # gpt-oss
     assert scalings.temperature(40.0) ** 2 == pytest.approx(1.8739, abs=5e-5)  # DeepSeek-V3's softmax scale
     assert scalings.temperature(40.0, 0.707) == pytest.approx(1 + 0.0707 * math.log(40), rel=1e-15)
@@ -67,7 +69,7 @@ def test_amplitudes_of_published_models():
 
 @pytest.mark.parametrize("factor", [0.5, 1.5, 32])
 @pytest.mark.parametrize(("length", "long"), [(4096, False), (4097, True)])
-def test_longrope(length, long, factor):
+def test_longrope_divides_by_its_long_factors_beyond_the_original_length(length, long, factor):
     short_factor, long_factor = [1, 1.1, 1.25, 3], (1.05, 2.5, np.float32(17.3), 64)
     got = pe.longrope(8, short_factor, np.array(long_factor), original_max=4096, factor=factor, length=length)
     divisors = long_factor if long else short_factor
@@ -76,7 +78,7 @@ def test_longrope(length, long, factor):
 
 
 def test_llama3_with_one_bound_is_a_step():
-    # Llama 4 Scout: pairs that turn more than once in 8,192 positions are kept, the others divided.
+    # Llama 4 Scout: pairs that rotate by more than a cycle in 8,192 positions are kept, the others divided.
     f, settings = pe.geometric(128, 500_000), {"low_freq_factor": 1, "high_freq_factor": 1, "original_max": 8192}
     want = np.where(f.wavelengths < 8192, f.angular, f.angular / 16)
     np.testing.assert_allclose(pe.llama3(f, 16, **settings).angular, want, rtol=1e-15)
@@ -84,7 +86,7 @@ def test_llama3_with_one_bound_is_a_step():
     assert pe.llama3(pe.Frequencies((1 << 115,), 2), 16, **settings).cycles == (1 << 111,)
 
 
-def test_llama3_of_pairs_that_rest_or_turn_backwards():
+def test_llama3_takes_frequencies_that_are_0_or_negative():
     cycles = (0, *pe.geometric(64, 5e5).cycles)
     settings = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}
     forwards, backwards = (pe.llama3(pe.Frequencies(tuple(s * t for t in cycles), 66), **settings) for s in (1, -1))
@@ -100,6 +102,7 @@ def test_a_given_amplitude_multiplies_that_of_the_frequencies():
     assert got == pytest.approx(3 * math.sqrt(1.5), rel=1e-15)
 
 
+# What scales a spectrum, and what gives it axes
 COMPOSED = {
     "linear_scaling": lambda f: pe.linear_scaling(f, 3),
     "llama3": lambda f: pe.llama3(f, 8, low_freq_factor=1, high_freq_factor=4, original_max=8192),
@@ -128,6 +131,7 @@ def test_the_callers_decimal_context_changes_nothing():
         assert [pe.yarn(34, 1234.5, 3, 4096, truncate=False), pe.ntk(34, 1234.5, 3)] == expected
 
 
+# scaling → valid arguments
 VALID = {
     "linear_scaling": {"frequencies": 8, "factor": 2},
     "yarn": {"dim": 8, "base": 1e4, "factor": 2, "original_max": 64},
@@ -144,6 +148,7 @@ VALID = {
 }
 FREQUENCIES = "frequencies must be Frequencies or an integer width"
 LIMIT = "must keep every pair below 2²⁸ cycles"
+# scaling → its arguments that must be positive, and those that must be at least 1
 POSITIVE = {"linear_scaling": ["factor"], "yarn": ["beta_fast", "beta_slow"], "longrope": ["factor"]}
 POSITIVE |= {"llama3": ["low_freq_factor", "high_freq_factor"]}
 COUNTS = {"yarn": ["original_max"], "longrope": ["original_max", "length"], "llama3": ["original_max"]}
@@ -176,6 +181,6 @@ COUNTS = {"yarn": ["original_max"], "longrope": ["original_max", "length"], "lla
         ("proportional", {"fraction": 0.2}, ValueError, "fraction must leave a pair of the 8 features to rotate"),
     ],
 )
-def test_arguments_that_raise(name, changed, error, match):
+def test_invalid_arguments_raise(name, changed, error, match):
     with pytest.raises(error, match=f"^{name}: {re.escape(match)}"):
         getattr(pe, name)(**(VALID[name] | changed))

@@ -1,6 +1,9 @@
-"""A primitive of operands that broadcast, linear in x and in w: values, maps, tangents and cotangents.
+"""A primitive of two operands that broadcast, linear in each of them.
 
 The example multiplies all features of x but the last by w.
+
+- Either operand, or both, may be mapped by `jax.vmap`.
+- Tangents by each operand and by both are those of the formula; a cotangent is summed to the shape of its operand.
 """
 
 import jax
@@ -49,6 +52,7 @@ def test_any_operand_may_be_mapped(axes):
     assert_within(jax.jit(jax.vmap(f, axes))(x, w), [formula(*row) for row in rows], 1e-6, against="row by row")
 
 
+# the tangent by w along DW
 BY_W = np.where(MULTIPLIED, X * np.float64(DW), 0)
 
 
@@ -61,7 +65,7 @@ BY_W = np.where(MULTIPLIED, X * np.float64(DW), 0)
     ],
     ids=["x", "w", "both"],
 )
-def test_tangents(call, primals, tangents, want):
+def test_tangents_are_those_of_the_formula(call, primals, tangents, want):
     y, dy = jax.jit(lambda p, t: jax.jvp(call, p, t))(primals, tangents)
     assert_within(y, formula(X, W), 1e-6, against="NumPy")
     assert_within(dy, want, 1e-6, against="NumPy")

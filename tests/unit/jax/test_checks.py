@@ -1,4 +1,4 @@
-"""Checks of arguments: each returns the argument in the form that computations take, or names it in an error."""
+"""Checks of arguments: each returns the argument in the form that computations take, or raises and names it."""
 
 import re
 from functools import partial
@@ -30,7 +30,7 @@ TINY, LARGEST = (float(x) for x in (np.finfo(np.float32).tiny, np.finfo(np.float
         (checks.positive_ints, np.array([1, 2]), (1, 2)),
     ],
 )
-def test_python_values(check, value, expected):
+def test_a_value_becomes_a_plain_python_value(check, value, expected):
     got = check("x", value)
     assert got == expected and type(got) is type(expected)
 
@@ -80,8 +80,8 @@ def test_data_of_any_dtype_keeps_its_values():
 
 MASKED = np.ma.MaskedArray(np.ones(2, np.float32))
 FLOAT = partial(checks.floats, axes=(..., "n", "features"))
-of = lambda kind: partial(checks.array, kind=kind)  # noqa: E731
-SHARE = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777216.0"
+array_of = lambda kind: partial(checks.array, kind=kind)  # noqa: E731
+CHANGED = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777216.0"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ SHARE = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777
             ValueError,
             "x must fit into int32, got float32 values from 2147483648.0",
         ),
-        (checks.array, np.array([2.0**24 + 0.1]), ValueError, f"x must be integers or floats that {SHARE}"),
+        (checks.array, np.array([2.0**24 + 0.1]), ValueError, f"x must be integers or floats that {CHANGED}"),
         (checks.array, np.array([0.1 + 2**20]), ValueError, "x must be integers or floats that float32 holds within"),
         (
             checks.array,
@@ -132,15 +132,15 @@ SHARE = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777
             "x must be integers or float32, got float16 of shape (1,), in which 2049",
         ),
         (
-            of(checks.FREQUENCIES),
+            array_of(checks.FREQUENCIES),
             np.float16([1]),
             TypeError,
             "x must be float32, got float16 of shape (1,), which rounds",
         ),
-        (of(INTEGERS), np.float32([1]), TypeError, "x must be an integer array"),
-        (of(INTEGERS), 1.0, TypeError, "x must be an integer array"),
-        (of(FLOATS), np.array([1e39]), ValueError, "x must fit into float32, got float64 values up to 1e+39"),
-        (of(FLOATS), np.array([1]), TypeError, "x must be a float array"),
+        (array_of(INTEGERS), np.float32([1]), TypeError, "x must be an integer array"),
+        (array_of(INTEGERS), 1.0, TypeError, "x must be an integer array"),
+        (array_of(FLOATS), np.array([1e39]), ValueError, "x must fit into float32, got float64 values up to 1e+39"),
+        (array_of(FLOATS), np.array([1]), TypeError, "x must be a float array"),
         (FLOAT, np.ones((3, 2), int), TypeError, "x must be a float array of shape (..., n, features), got int64"),
         (FLOAT, np.ones(3, np.float32), ValueError, "x must have shape (..., n, features), got (3,)"),
         (FLOAT, np.ones((3, 2), ">f4"), TypeError, "x is >f4, which JAX does not have"),
@@ -157,19 +157,19 @@ SHARE = "float32 holds within 0.001, got float64 16777216.1, which becomes 16777
         (checks.countable, 2**31 + 1, ValueError, "at most 2³¹ positions can be counted, got x of length 2147483649"),
     ],
 )
-def test_values_that_raise(check, value, error, match):
+def test_invalid_values_raise(check, value, error, match):
     with jax.enable_x64(False), pytest.raises(error, match="^" + re.escape(match)):
         check("x", value)
 
 
-def test_shapes_that_broadcast():
+def test_a_shape_broadcasts_to_another_or_raises():
     assert checks.broadcasts((), (2, 3)) and checks.broadcasts((1, 3), (2, 3)) and checks.broadcasts((3,), (2, 3))
     assert not checks.broadcasts((2,), (2, 3)) and not checks.broadcasts((1, 2, 3), (2, 3))
     with pytest.raises(ValueError, match=r"^x of shape \(2,\) must broadcast to y, shape \(2, 3\)"):
         checks.broadcastable("x", (2,), "y", (2, 3))
 
 
-def test_shardings_on_explicit_axes(on_cpu):
+def test_shardings_on_explicit_axes_agree_or_raise(on_cpu):
     mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu")[:4])
     x = jax.ShapeDtypeStruct((4, 4), np.float32, sharding=NamedSharding(mesh, P(None, "a")))
     with jax.set_mesh(mesh):

@@ -1,7 +1,10 @@
-"""A function with a tangent and a transpose of its own, on a small example, beside the same by JAX's own operations.
+"""`operation` makes a function with a tangent and a transpose of its own.
 
-- It has every derivative of the first three orders, in both modes, under `jax.vmap` of any operands, and without jit.
-- Only what has a tangent is computed, and what is not used is not run; kernels compute the cotangents they support.
+The example is settings · sin(x) · Σw · n, compared with the same by JAX's own operations.
+
+- It has derivatives of the first three orders, in both modes, under `jax.vmap` of any operands, and without jit.
+- Only cotangents and tangents that are asked for are computed. A transpose whose result is not used is not run.
+- CUDA may have a program of its own. Kernels compute the cotangents that they support.
 """
 
 import functools
@@ -16,7 +19,10 @@ from helpers.closeness import assert_within
 from posenc_jax._jax.derivatives import Kernels, operation
 
 RNG = np.random.default_rng(0)
-RAN = []  # which programs were traced
+RAN = []  # the programs that JAX traced, in order
+
+
+# The programs of the example, in the terms of `operation`; its second output, max(x), counts as a constant
 
 
 def types(settings, x, w, n):
@@ -45,8 +51,8 @@ def transpose(settings, operands, outputs, cotangents, has_tangent):
     RAN.append(("transpose", *has_tangent[:2]))
     assert not has_tangent[2] and len(outputs) == 2
     by_w = jnp.broadcast_to(settings * jnp.sum(jnp.sin(x) * dy) * n.astype(x.dtype), w.shape)
-    found = settings * jnp.cos(x) * jnp.sum(w) * n.astype(x.dtype) * dy, by_w
-    return [y for y, has in zip(found, has_tangent, strict=False) if has]
+    by_x = settings * jnp.cos(x) * jnp.sum(w) * n.astype(x.dtype) * dy
+    return [y for y, has in zip((by_x, by_w), has_tangent, strict=False) if has]
 
 
 example = operation("example", types=types, compute=compute, tangent=tangent, transpose=transpose)
@@ -69,17 +75,17 @@ X, W = normal(5), normal(3)
 
 
 def everything(f, x, w):
-    """Derivatives of the first and second order, by all and by one operand alone, in both modes."""
+    """Derivatives of three orders, by both operands and by x alone, in both modes; v is the direction."""
     loss = lambda x, w: jnp.sum(f(x, w) ** 2)  # noqa: E731
-    both, v = jax.grad(loss, (0, 1)), (jnp.cos(x), jnp.sin(w))
+    gradient, v = jax.grad(loss, (0, 1)), (jnp.cos(x), jnp.sin(w))
     dot = lambda a, b: sum(map(jnp.vdot, a, b))  # noqa: E731
     return {
         "value": f(x, w),
         "jvp": jax.jvp(f, (x, w), v),
         "jvp by x": jax.jvp(lambda x: f(x, w), (x,), v[:1]),
-        "gradient": both(x, w),
-        "forward over reverse": jax.jvp(both, (x, w), v)[1],
-        "reverse over reverse": jax.grad(lambda x, w: dot(both(x, w), v), (0, 1))(x, w),
+        "gradient": gradient(x, w),
+        "forward over reverse": jax.jvp(gradient, (x, w), v)[1],
+        "reverse over reverse": jax.grad(lambda x, w: dot(gradient(x, w), v), (0, 1))(x, w),
         "reverse over forward": jax.grad(lambda x, w: jnp.sum(jax.jvp(f, (x, w), v)[1] ** 2), (0, 1))(x, w),
         "forward over forward": jax.jvp(lambda *a: jax.jvp(f, a, v)[1], (x, w), v),
         "third": jax.jvp(lambda x: jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(loss)(x, w))))(x), (x,), v[:1])[1],
@@ -87,16 +93,17 @@ def everything(f, x, w):
 
 
 def check(got, want):
+    """Asserts that two trees of arrays agree to float32."""
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
         bound = 1e-5 * np.max(np.abs(b), initial=1)
         assert_within(a, b, bound, against=f"JAX, {jax.tree_util.keystr(path)}")
 
 
-def test_every_derivative():
+def test_every_derivative_is_that_of_jax():
     check(*jax.jit(lambda x, w: [everything(f, x, w) for f in (ours, theirs)])(X, W))
 
 
-def test_without_jit():
+def test_derivatives_do_not_need_jit():
     doubled = operation(
         "doubled",
         types=lambda _, x: [x, x],
@@ -110,32 +117,36 @@ def test_without_jit():
     check(got, (2 * X, (2 * X, 2 * v), (2 * v,)))
 
 
-def of_maps(f, x, w, n):
+def four_results(f, x, w, n):
+    """The value, the tangent along v, the gradient of a loss, and its tangent along v."""
     v = jnp.cos(x), jnp.sin(w)
     loss = lambda x, w: jnp.sum(jnp.sin(f(x, w, n)))  # noqa: E731
-    by = jax.grad(loss, (0, 1))
-    return f(x, w, n), jax.jvp(lambda x, w: f(x, w, n), (x, w), v), by(x, w), jax.jvp(by, (x, w), v)[1]
+    gradient = jax.grad(loss, (0, 1))
+    along = jax.jvp(lambda x, w: f(x, w, n), (x, w), v)
+    return f(x, w, n), along, gradient(x, w), jax.jvp(gradient, (x, w), v)[1]
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 0), (0, None, None), (None, 0, None), (None, None, 0)])
 def test_any_operands_may_be_mapped(axes):
-    ns = np.int32([1, 2, -1, 4])
-    batches = normal(4, 5), np.moveaxis(normal(4, 3), 0, axes[1] or 0), ns
-    arrays = [x[0] if a is None and i != 1 else x for i, (x, a) in enumerate(zip(batches, axes, strict=True))]
-    arrays[1] = W if axes[1] is None else arrays[1]
-    both = lambda f, *a: (of_maps(jax.vmap(f, axes), *a), jax.vmap(functools.partial(of_maps, f), axes)(*a))  # noqa: E731
+    """Derivatives of a map, and a map of derivatives; an axis of None means that all rows share the operand."""
+    batches = normal(4, 5), normal(4, 3), np.int32([1, 2, -1, 4])
+    arrays = [x[0] if axis is None else np.moveaxis(x, 0, axis) for x, axis in zip(batches, axes, strict=True)]
+
+    def both(f, *a):
+        return four_results(jax.vmap(f, axes), *a), jax.vmap(functools.partial(four_results, f), axes)(*a)
+
     check(*jax.jit(lambda *a: [both(f, *a) for f in (ours, theirs)])(*arrays))
 
 
 def nested(f, x, w, n):
-    """Over x, over w, and over all again."""
+    """f under three maps: over x, over w, and over w and n."""
     inner = jax.vmap(jax.vmap(f, (None, 0, None)), (0, None, None))  # x (a, 5) and w (b, 3) to (a, b, 5)
     return jax.vmap(inner, (None, 0, 0), 1)(x, w, n)  # w (c, b, 3) and n (c,) to (a, c, b, 5)
 
 
-def test_maps_of_maps():
+def test_maps_may_be_nested():
     arrays = normal(2, 5), normal(4, 3, 3), np.int32([1, 2, 3, 4])
-    got, want = jax.jit(lambda *a: [of_maps(functools.partial(nested, f), *a) for f in (ours, theirs)])(*arrays)
+    got, want = jax.jit(lambda *a: [four_results(functools.partial(nested, f), *a) for f in (ours, theirs)])(*arrays)
     assert got[0].shape == (2, 4, 3, 5)
     check(got, want)
 
@@ -149,7 +160,7 @@ def test_tangents_and_cotangents_alone_may_be_mapped():
 
 
 def test_only_what_has_a_tangent_is_computed():
-    f = lambda x, w: example(5.0, x, w, N)[0]  # noqa: E731  # of other settings than before, so that it is traced anew
+    f = lambda x, w: example(5.0, x, w, N)[0]  # noqa: E731  # settings that no other test has, so that JAX traces it
     RAN.clear()
     jax.jit(lambda x: jax.jvp(lambda x: f(x, W), (x,), (x,))).lower(X)
     assert ("tangent", True, False) in RAN and "compute" in RAN
@@ -159,10 +170,10 @@ def test_only_what_has_a_tangent_is_computed():
 
 
 def test_a_function_that_is_not_used_is_not_run():
-    """Cotangents that are all zero lead to none."""
+    """Its derivative is 0, without a transpose."""
     RAN.clear()
     stopped = lambda x: jnp.sum(x) + 0 * jnp.sum(jax.lax.stop_gradient(ours(x, W)))  # noqa: E731
-    last = lambda x: example(2.0, x, W, N)[1]  # noqa: E731  # which counts as a constant
+    last = lambda x: example(2.0, x, W, N)[1]  # noqa: E731  # the output that counts as a constant
     g, along, gradient = jax.jit(lambda x: (jax.grad(stopped)(x), jax.jvp(last, (x,), (x,))[1], jax.grad(last)(x)))(X)
     np.testing.assert_array_equal(g, np.ones(5))
     np.testing.assert_array_equal(along, np.zeros(()))
@@ -170,7 +181,7 @@ def test_a_function_that_is_not_used_is_not_run():
     assert not any(r[0] == "transpose" for r in RAN)
 
 
-def test_of_outputs_that_are_not_used_the_cotangents_are_zeros():
+def test_cotangents_of_outputs_that_are_not_used_are_zeros():
     two = operation(
         "two",
         types=lambda _, x: [x, x, x],
@@ -185,7 +196,7 @@ def test_of_outputs_that_are_not_used_the_cotangents_are_zeros():
 # Kernels
 
 
-def test_a_program_for_cuda_is_that_of_cuda_alone():
+def test_the_program_for_cuda_is_compiled_for_cuda_alone():
     programs = {"types": types, "compute": compute, "tangent": tangent, "transpose": transpose}
     f = operation("of_cuda", **programs, cuda=lambda settings, x, w, n: [jnp.cbrt(x), jnp.max(x)])
     call = jax.jit(lambda x: f(2.0, x, W, N)[0])
@@ -194,19 +205,21 @@ def test_a_program_for_cuda_is_that_of_cuda_alone():
 
 
 def without_derivative(settings, operands, outputs, cotangents, has_tangent):
-    """`transpose`, as JAX could not differentiate it."""
+    """`transpose` on the host, where JAX cannot differentiate it, as it cannot differentiate a kernel."""
     RAN.append("kernel")
-    of = jax.jit(lambda *x: transpose(settings, x[:3], x[3:5], x[5:], has_tangent))
+    on_host = jax.jit(lambda *x: transpose(settings, x[:3], x[3:5], x[5:], has_tangent))
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x, has in zip(operands, has_tangent, strict=True) if has]
-    return jax.pure_callback(of, shapes, *operands, *outputs, *cotangents, vmap_method="sequential")
+    return jax.pure_callback(on_host, shapes, *operands, *outputs, *cotangents, vmap_method="sequential")
 
 
+# Of settings other than 2, they support only cotangents without that of w.
 KERNELS = Kernels({None: without_derivative}, lambda settings, has_tangent: settings == 2.0 or not has_tangent[1])
 by_kernels = operation(
     "by_kernels", types=types, compute=compute, tangent=tangent, transpose=transpose, kernels=KERNELS
 )
 
 
+# the operands to differentiate by, settings, and how many kernels run
 @pytest.mark.parametrize(("argnums", "settings", "count"), [((0, 1), 2.0, 1), ((0, 1), 3.0, 0), (0, 3.0, 1)])
 def test_kernels_compute_what_they_support(argnums, settings, count):
     RAN.clear()
@@ -217,13 +230,13 @@ def test_kernels_compute_what_they_support(argnums, settings, count):
     check(got, want if argnums else want[0])
 
 
-def test_derivatives_of_kernels():
-    """Of the second order, and by what `jax.vmap` does not map, inside it and outside."""
+def test_a_function_with_kernels_has_second_derivatives_and_maps():
+    """`jax.vmap` maps x, never w, outside of the derivative and inside."""
     f = lambda x, w, n=N: by_kernels(2.0, x, w, n)[0]  # noqa: E731
 
-    def some(g, x, w):
-        by = jax.grad(lambda x, w: jnp.sum(g(x, w) ** 2), (0, 1))
-        rows = jax.grad(lambda x, w: jnp.sum(jax.vmap(g, (0, None))(x, w) ** 2), (0, 1))
-        return jax.jvp(by, (x[0], w), (x[1], w)), jax.vmap(by, (0, None))(x, w), rows(x, w)
+    def derivatives(g, x, w):
+        gradient = jax.grad(lambda x, w: jnp.sum(g(x, w) ** 2), (0, 1))
+        of_rows = jax.grad(lambda x, w: jnp.sum(jax.vmap(g, (0, None))(x, w) ** 2), (0, 1))
+        return jax.jvp(gradient, (x[0], w), (x[1], w)), jax.vmap(gradient, (0, None))(x, w), of_rows(x, w)
 
-    check(*jax.jit(lambda x, w: [some(g, x, w) for g in (f, theirs)])(normal(2, 3), W))
+    check(*jax.jit(lambda x, w: [derivatives(g, x, w) for g in (f, theirs)])(normal(2, 3), W))

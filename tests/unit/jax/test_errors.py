@@ -1,7 +1,8 @@
 """Errors about arguments, and public functions.
 
-- An error begins with the name of the outermost public function; a function of the caller's names its own.
-- Errors of the caller's functions and of JAX pass untouched; an error about an argument shows one frame of the package.
+- An error begins with the name of the outermost public function; inside a function that the caller passes (a bias),
+  with the public function that is called there.
+- Errors that a caller's function raises pass untouched. An error about an argument shows one frame of the package.
 - Public functions look like ordinary ones, pickle, and compile no program to convert NumPy's arrays.
 """
 
@@ -34,6 +35,7 @@ def positional(bias=None, rotation=8):
 # The name
 
 
+# what raises → a call that raises, and the beginning of its message
 NAMED = {
     "a function that another calls": (lambda: pe.sinusoidal(0, -1), r"sinusoidal: frequencies \(a width\) must be at"),
     "under jit": (lambda: jax.jit(lambda x: pe.rotary(x, layout="x", head_axis=-2))(X), "rotary: layout must be one"),
@@ -68,7 +70,7 @@ def test_the_outermost_public_function_is_named(name):
 
 
 class CallersError(ValueError):
-    """One that the library does not know."""
+    """An error that the library does not know."""
 
 
 def raising(error):
@@ -85,7 +87,7 @@ class Config:
         self.to_dict = raising(error)
 
 
-# What calls a function of the caller's
+# Public functions that call a function or method of the caller's, which raises the error
 CALLS = {
     "attention": lambda error: attend(raising(error)),
     "positional_attention": lambda error: positional(raising(error)),
@@ -133,7 +135,7 @@ def test_a_public_function_looks_like_an_ordinary_one(name):
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_pickling_gives_the_same(name):
+def test_a_public_object_pickles_to_itself(name):
     assert pickle.loads(pickle.dumps(PUBLIC[name])) is PUBLIC[name]
 
 
@@ -146,19 +148,19 @@ def test_pickling_gives_the_same(name):
     ],
 )
 def test_numpy_arrays_are_converted_by_no_program_of_their_own(call):
-    """The shapes stand nowhere else, so nothing was compiled for them before."""
+    """No other test has these shapes, so the program of the call is compiled here, and must be the only one."""
     compiled = []
-    listen = lambda event, seconds, **of: event == COMPILED and compiled.append(of)  # noqa: E731
+    listen = lambda event, seconds, **details: event == COMPILED and compiled.append(details)  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         call()
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert len(compiled) == 1, compiled
+    assert len(compiled) == 1, compiled  # the program of the call itself
 
 
 def test_an_error_shows_the_caller_and_one_frame_of_the_package():
-    """Also under jit; where checks stand does not help its reader. Errors of the caller's functions show all."""
+    """Frames of the package's checks are hidden, under jit too. An error in a caller's function keeps all frames."""
     wrong = lambda x: pe.rotary(x, np.arange(3), head_axis=-2)  # noqa: E731
     folder = pathlib.Path(pe.__file__).parent
 
@@ -166,6 +168,7 @@ def test_an_error_shows_the_caller_and_one_frame_of_the_package():
         raise ValueError("mine")
 
     def frames(call):
+        """The names of the package's functions in the traceback of an error, and of the last function of all."""
         with pytest.raises(ValueError) as caught:
             call(X)
         found = traceback.extract_tb(caught.value.__traceback__)
@@ -175,7 +178,7 @@ def test_an_error_shows_the_caller_and_one_frame_of_the_package():
     jax.config.update("jax_traceback_filtering", "auto")
     try:
         for call in (wrong, jax.jit(wrong)):
-            assert frames(call) == (["named"], "named")
+            assert frames(call) == (["named"], "named")  # the wrapper of public functions that adds their name
         of_package, last = frames(lambda x: pe.attention(x, x, x, bias=own))
         assert last == "own" and len(of_package) > 1
         wrong_bias = lambda i, j: pe.alibi(i, j, -1)  # noqa: E731

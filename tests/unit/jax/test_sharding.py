@@ -1,4 +1,4 @@
-"""What meshes are told: counts along an axis are sharded as that axis is."""
+"""`count_along` counts along an axis of an array, and its result is sharded as that axis is, without a mesh too."""
 
 from functools import partial
 
@@ -20,5 +20,5 @@ def test_counted_positions_are_sharded_as_their_axis():
     mesh = jax.make_mesh((2, 4), (D, S), (AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
     with jax.set_mesh(mesh):
         for spec, want in ((P(D, S), P(None, S, None)), (P(D), P(None, None, None))):
-            found = jax.eval_shape(partial(count_along, axis=1), x.update(sharding=NamedSharding(mesh, spec)))
-            assert found.shape == (1, 8, 1) and found.sharding.spec == want
+            counts = jax.eval_shape(partial(count_along, axis=1), x.update(sharding=NamedSharding(mesh, spec)))
+            assert counts.shape == (1, 8, 1) and counts.sharding.spec == want

@@ -1,4 +1,9 @@
-"""What compilers are told, and where it stands."""
+"""Workarounds for compilers keep values and derivatives, and each one names a test that fails without it.
+
+- Profiles show the names of functions.
+- Products are rounded before anything is added to them, keep zeros, infinities and NaN, and can be told from others.
+- Selections, stored arrays and functions computed without axes of size 1 have the same bits.
+"""
 
 import functools
 import re
@@ -22,21 +27,22 @@ NAMED = {
 
 @pytest.mark.parametrize("name", NAMED)
 def test_profiles_show_the_name_of_the_function(name):
-    """As a program, and in one."""
+    """Both for a function that is a program of its own, and for a part of a program."""
     f, *arrays = NAMED[name]
     program = f if name == "alibi" else lambda *arrays: jnp.sin(f(*arrays))
     assert f"posenc_jax.{name}/" in jax.jit(program).lower(*arrays).compile().as_text()
 
 
-def test_each_problem_names_a_test_that_stands():
+def test_each_workaround_names_a_test_that_exists():
     root = Path(__file__).parents[3]
     named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", Path(workarounds.__file__).read_text(encoding="utf-8"))
-    assert len(named) >= 6
+    assert len(named) >= 6  # fewer would mean that the pattern no longer finds them
     for path, test in named:
         assert f"def {test}(" in (root / path).read_text(encoding="utf-8"), (path, test)
 
 
 def test_products_are_rounded_first():
+    """A fused multiply-add would return the rounding error of the product instead of 0."""
     a, b = np.float32([1 + 2**-12, 1 + 2**-12])
     rounded = np.float32(a * b)
     assert float(a) * float(b) != float(rounded)
@@ -59,19 +65,20 @@ def test_the_derivative_of_a_product(f):
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, jax.checkpoint, lambda f: lambda *x: jax.jvp(f, x, x)[0]])
-def test_a_product_says_what_it_is(transform):
-    """Another function of its name does not."""
+def test_a_product_is_recognized_in_a_jaxpr(transform):
+    """Another function of the same name is not."""
     other = jax.custom_jvp(lambda a, b: a - b)
     other.__wrapped__.__name__ = "product"
     other.defjvp(lambda primals, tangents: (other(*primals), tangents[0]))
     for f, expected in (workarounds.product, True), (workarounds.rounded_product, True), (other, False):
         jaxpr = jax.make_jaxpr(transform(lambda a, b, f=f: f(a, b)))(*[np.ones(2, np.float32)] * 2).jaxpr
-        equations = getattr(jaxpr.eqns[0].params.get("jaxpr"), "eqns", jaxpr.eqns)  # those under jax.checkpoint
+        # jax.checkpoint has the equations in a jaxpr of its own
+        equations = getattr(jaxpr.eqns[0].params.get("jaxpr"), "eqns", jaxpr.eqns)
         assert "custom_jvp_call" in [eqn.primitive.name for eqn in equations]
         assert any(map(workarounds.is_product, equations)) == expected
 
 
-def test_rounded_products_keep_their_values():
+def test_rounded_products_have_the_values_of_numpy():
     bits = np.random.default_rng(0).integers(0, 2**32, (2, 4096), dtype=np.uint32)
     a, b = np.where(np.abs(bits.view(np.float32)) < 1e-19, np.float32([[0], [-0.0]]), bits.view(np.float32))
     with np.errstate(all="ignore"):
@@ -101,7 +108,8 @@ def test_a_stored_array_keeps_its_bits():
     np.testing.assert_array_equal(got.view(np.uint32), bits)
 
 
-def test_without_axes_nothing_changes():
+def test_a_function_computed_without_axes_of_size_1_gives_the_same():
+    """Operands may be None."""
     x = np.random.default_rng(0).normal(size=(1, 3, 1, 4)).astype(np.float32)
     x[0, 1, 0, 2], x[0, 2, 0, 0] = np.nan, -0.0
     assert workarounds.unit_axes(x, 0) == [2]

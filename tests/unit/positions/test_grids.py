@@ -1,4 +1,4 @@
-"""`grid_positions`, against loops and against the tables of vision transformers, on grids that are not square."""
+"""`grid_positions` are those of loops, and give the tables of vision transformers, on grids that are not square."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ from oracles import positions as loops
 @pytest.mark.parametrize(
     ("shape", "order"), [((7,), "row"), ((3, 5), "row"), ((3, 5), "column"), ((4, 1, 3), "row"), ((4, 1, 3), "column")]
 )
-def test_grids(shape, order):
+def test_positions_are_those_of_loops(shape, order):
     cases = list(itertools.product((shape, np.array(shape)), (0, 1, 5)))
     grids = jax.jit(lambda: [pe.grid_positions(sides, order=order, leading=leading) for sides, leading in cases])()
     for (_, leading), got in zip(cases, grids, strict=True):
@@ -24,19 +24,22 @@ def test_grids(shape, order):
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
-def test_tables_of_mae_and_big_vision(shape):
-    """Each coordinate is encoded by itself, and they are joined."""
+def test_they_give_the_tables_of_mae_and_big_vision(shape):
+    """These encode each coordinate by itself and concatenate both."""
     spectra, width = [pe.geometric(4), pe.geometric(4, endpoint=True)], 8
-    at = lambda: pe.grid_positions(shape, order="column")  # noqa: E731
-    every = jax.device_get(jax.jit(lambda: [pe.sinusoidal(at(), f, layout="half") for f in spectra])())
-    for table, got in zip((encodings.mae, encodings.big_vision), every, strict=True):
+
+    def encode(frequencies):
+        return pe.sinusoidal(pe.grid_positions(shape, order="column"), frequencies, layout="half")
+
+    encoded = jax.device_get(jax.jit(lambda: list(map(encode, spectra)))())
+    for table, got in zip((encodings.mae, encodings.big_vision), encoded, strict=True):
         np.testing.assert_allclose(got.reshape(-1, width), table(width, *shape), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("case", recorded.cases("timm_grids"), ids=lambda case: f"{case['shape']} {case['arguments']}")
-def test_tables_of_timm(case):
+def test_they_give_the_tables_of_timm(case):
     shape, keywords = case["shape"], case["arguments"]
-    if keywords.get("reverse_coord"):  # which walks the grid column by column as well
+    if keywords.get("reverse_coord"):  # timm then also walks the grid column by column
         shape = shape[::-1]
     base = keywords.get("temperature", 10_000.0)
     # interleaved: coordinate by coordinate; otherwise the sines of both coordinates, then the cosines
@@ -57,6 +60,6 @@ def test_tables_of_timm(case):
         ({"shape": (2, 3), "order": "xy"}, ValueError, "order must be one of"),
     ],
 )
-def test_arguments_that_raise(arguments, error, match):
+def test_invalid_arguments_raise(arguments, error, match):
     with pytest.raises(error, match=f"^grid_positions: {re.escape(match)}"):
         pe.grid_positions(**arguments)

@@ -1,9 +1,9 @@
-"""Positions of text, images and videos, against loops and what transformers' own functions gave.
+"""Positions of text, images and videos are those of loops and those that transformers' own functions gave.
 
-- `multimodal_positions` counts texts and grids in turn; times are in float32, as in the models.
-- `positions_from_tokens` finds the parts by their placeholders, in each row of a batch, padded on any side; frames of a
-  video may be separate runs.
-- What follows a grid starts above all of its positions, or after the longer of its sides.
+- `multimodal_positions` counts texts and grids one after the other; times are in float32, as in the models.
+- `positions_from_tokens` finds texts and grids by their placeholders, in each row of a batch, padded on any side. The
+  frames of a video may be apart, with text between them.
+- The part after a grid starts above all positions of the grid, or after the longer of its sides.
 """
 
 import re
@@ -25,7 +25,7 @@ def test_multimodal_positions_are_those_of_transformers(case):
     got = np.asarray(pe.multimodal_positions(case["parts"], following="side"))
     assert got.dtype == np.int32
     np.testing.assert_array_equal(got, case["positions"])
-    assert int(got.max()) + 1 - len(got) == case["delta"]
+    assert int(got.max()) + 1 - len(got) == case["delta"]  # the next position less the length
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def test_multimodal_positions_are_those_of_transformers(case):
     ids=str,
 )
 @pytest.mark.parametrize("following", ["maximum", "side"])
-def test_multimodal_positions_as_loops_count_them(parts, following):
+def test_multimodal_positions_are_those_of_loops(parts, following):
     plain = [int(part) if np.ndim(part) == 0 else tuple(part) for part in parts]
     got = pe.multimodal_positions(parts, following=following)
     np.testing.assert_array_equal(got, loops.multimodal(plain, following))
 
 
 def test_time_is_counted_in_float32():
-    step = 25 * (2 / 7)  # 25 positions a second and 2/7 of a second a frame: 35 frames make 250, but 249 in float64
+    step = 25 * (2 / 7)  # 25 positions per second, 2/7 s per frame: 35 frames are 250 positions, but 249 in float64
     assert int(35 * step) == 249
     assert np.asarray(pe.multimodal_positions([(36, 1, 1, step)]))[35].tolist() == [250, 0, 0]
     assert pe.multimodal_positions([]).shape == (0, 3)
@@ -64,14 +64,15 @@ def test_positions_from_tokens_are_those_of_transformers(model):
 
 TOKENS = np.array([11, 4, *[IMAGE] * 6, 12, *[VIDEO] * 12, 13, 14])
 GRIDS = {"image_token": IMAGE, "video_token": VIDEO, "image_grids": [(1, 4, 6)], "video_grids": [(3, 4, 4)]}
-PLACED = [2, (1, 2, 3), 1, (3, 2, 2), 2]
+# the parts of TOKENS: lengths of text, and (time, height, width) of grids after merging 2 × 2 patches
+PARTS = [2, (1, 2, 3), 1, (3, 2, 2), 2]
 
 
 def test_a_row_of_tokens_has_the_positions_of_its_parts():
-    want = pe.multimodal_positions(PLACED)
+    want = pe.multimodal_positions(PARTS)
     np.testing.assert_array_equal(pe.positions_from_tokens(TOKENS, **GRIDS), want)
     after_sides = pe.positions_from_tokens(TOKENS, **GRIDS, following="side")
-    np.testing.assert_array_equal(after_sides, pe.multimodal_positions(PLACED, following="side"))
+    np.testing.assert_array_equal(after_sides, pe.multimodal_positions(PARTS, following="side"))
 
 
 def test_steps_of_videos_and_grids_may_be_arrays():
@@ -92,14 +93,13 @@ def test_padding_on_any_side_is_at_0(dtype):
     tokens = np.array([[0, 0, *TOKENS], [*TOKENS, IMAGE, VIDEO]])
     mask = np.array([[0, 0, *[1] * len(TOKENS)], [*[1] * len(TOKENS), 0, 0]]).astype(dtype)
     twice = {key: 2 * value if "grids" in key else value for key, value in GRIDS.items()}
-    got, want = np.asarray(pe.positions_from_tokens(tokens, mask=mask, **twice)), pe.multimodal_positions(PLACED)
-    for row, real, padding in ((got[0], np.s_[2:], np.s_[:2]), (got[1], np.s_[:-2], np.s_[-2:])):
-        np.testing.assert_array_equal(row[real], want)
-        assert not row[padding].any()
+    got, want = np.asarray(pe.positions_from_tokens(tokens, mask=mask, **twice)), pe.multimodal_positions(PARTS)
+    np.testing.assert_array_equal(got[0], np.pad(want, [(2, 0), (0, 0)]))
+    np.testing.assert_array_equal(got[1], np.pad(want, [(0, 2), (0, 0)]))
     assert not np.asarray(pe.positions_from_tokens(tokens, mask=mask & False)).any()
 
 
-def test_frames_that_are_apart():
+def test_frames_of_a_video_may_be_apart():
     tokens = np.array([11, VIDEO, VIDEO, 12, VIDEO, VIDEO, 13, 14, VIDEO, VIDEO])
     want = pe.multimodal_positions([1, (1, 1, 2), 1, (1, 1, 2), 2, (1, 1, 2)])
     got = pe.positions_from_tokens(tokens, video_token=VIDEO, video_grids=[(3, 2, 4)])
@@ -108,6 +108,7 @@ def test_frames_that_are_apart():
     np.testing.assert_array_equal(two, want)
 
 
+# three frames of 2 tokens, of which the last two are not apart
 FRAMES = np.array([VIDEO, VIDEO, 12, VIDEO, VIDEO, VIDEO, VIDEO])
 APART = {"tokens": FRAMES, "image_token": None, "image_grids": (), "video_grids": [(3, 2, 4)]}
 SIDES = "image_grids[0] must be (time, height, width) with multiples of spatial_merge_size=2"
@@ -148,7 +149,7 @@ SIDES = "image_grids[0] must be (time, height, width) with multiples of spatial_
         ({"following": "grid"}, ValueError, "following must be one of"),
     ],
 )
-def test_arguments_of_positions_from_tokens_that_raise(changed, error, match):
+def test_invalid_arguments_of_positions_from_tokens_raise(changed, error, match):
     with pytest.raises(error, match="^positions_from_tokens: " + re.escape(match)):
         pe.positions_from_tokens(**({"tokens": TOKENS} | GRIDS | changed))
 
@@ -175,6 +176,6 @@ def test_traced_arrays_raise(name):
         ([1, (2, 1, 1, 2.0**31 - 1)], ValueError, "positions must fit into int32, got up to 2147483649"),
     ],
 )
-def test_parts_that_raise(parts, error, match):
+def test_invalid_parts_raise(parts, error, match):
     with pytest.raises(error, match="^multimodal_positions: " + re.escape(match)):
         pe.multimodal_positions(parts)

@@ -1,8 +1,9 @@
-"""`shard_positions`, against loops: the tokens of each shard, in three orders, of a sequence or of a pack.
+"""`shard_positions` gives the positions of each shard of a sequence or of a pack, in three orders, as loops do.
 
 - Every shard has its chunks of the sequence, or of each document of a pack and of its padding.
 - With "zigzag", every shard has the same work in causal attention.
-- Traced lengths that do not fit order the pack as one document. A shard needs the memory of a shard alone.
+- A pack whose traced lengths do not fit is shared out as one document.
+- To compute one shard takes memory in proportion to that shard.
 """
 
 import re
@@ -18,45 +19,47 @@ RNG = np.random.default_rng(0)
 ORDERS = "contiguous", "zigzag", "striped"
 
 
-def by_order(*arguments, **settings):
+def in_each_order(*arguments, **settings):
     return {order: pe.shard_positions(*arguments, order=order, **settings) for order in ORDERS}
 
 
 @pytest.mark.parametrize(("length", "shards"), [(24, 3), (8, 1), (8, 4)])
-def test_shards_of_a_sequence(length, shards):
-    every = [{}, {"lengths": np.array([length])}]
-    for found in jax.jit(lambda: [by_order(length, shards, **settings) for settings in every])():
-        for order, got in found.items():
+def test_each_shard_has_its_chunks_of_a_sequence(length, shards):
+    tried = [{}, {"lengths": np.array([length])}]  # a sequence, and a pack of one document
+    for by_order in jax.jit(lambda: [in_each_order(length, shards, **settings) for settings in tried])():
+        for order, got in by_order.items():
             assert got.dtype == np.int32
             np.testing.assert_array_equal(got, loops.shards(length, shards, order), order)
 
 
 def test_zigzag_shares_out_causal_attention_equally():
-    pairs = {order: np.sum(at + 1, 1) for order, at in jax.device_get(jax.jit(lambda: by_order(48, 4))()).items()}
-    assert len(set(pairs["zigzag"])) == 1 and len(set(pairs["striped"])) == 4
+    shards = jax.device_get(jax.jit(lambda: in_each_order(48, 4))())
+    visible_keys = {order: np.sum(positions + 1, 1) for order, positions in shards.items()}
+    assert len(set(visible_keys["zigzag"])) == 1 and len(set(visible_keys["striped"])) == 4
 
 
 @pytest.mark.parametrize(
     ("lengths", "length", "shards"), [([4, 12, 8], 32, 2), ([0, 24, 0], 24, 3), ([16, 0, 32, 16], 80, 8), ([], 8, 2)]
 )
-def test_shards_of_a_pack(lengths, length, shards):
+def test_each_shard_has_its_chunks_of_each_document(lengths, length, shards):
     concrete = np.array(lengths, np.int32)
-    for found in jax.jit(lambda traced: [by_order(length, shards, lengths=n) for n in (concrete, traced)])(concrete):
-        for order, got in found.items():
+    both = jax.jit(lambda traced: [in_each_order(length, shards, lengths=n) for n in (concrete, traced)])
+    for by_order in both(concrete):
+        for order, got in by_order.items():
             assert got.dtype == np.int32
             np.testing.assert_array_equal(got, loops.shards_of_pack(lengths, length, shards, order), order)
 
 
-def test_shards_of_a_batch_of_packs():
+def test_packs_may_have_a_batch():
     lengths = 6 * RNG.multinomial(6, [0.4, 0.2, 0.2, 0.1, 0.1], (8, 5)).astype(np.int32)
-    for order, got in jax.jit(lambda: by_order(42, 3, lengths=lengths))().items():
+    for order, got in jax.jit(lambda: in_each_order(42, 3, lengths=lengths))().items():
         want = [[loops.shards_of_pack(row, 42, 3, order) for row in rows] for rows in lengths]
         np.testing.assert_array_equal(got, want, order)
 
 
 @pytest.mark.parametrize("lengths", [[5, 3], [-4, 8], [8, 8, 8], [2**31 - 4] * 5, [4, 2**31 - 8]])
-def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
-    """Each row of a batch by itself."""
+def test_a_pack_whose_traced_lengths_do_not_fit_is_shared_out_as_one_document(lengths):
+    """The other row of the batch, whose lengths fit, is not."""
     rows = np.int32([lengths + [0] * (5 - len(lengths)), [8, 0, 0, 0, 0]])
     got = jax.jit(lambda lengths: pe.shard_positions(16, 2, order="zigzag", lengths=lengths))(rows)
     want = loops.shards(16, 2, "zigzag"), loops.shards_of_pack([8], 16, 2, "zigzag")
@@ -67,6 +70,7 @@ def test_traced_lengths_that_do_not_fit_share_out_the_whole_pack(lengths):
 def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
     f = jax.jit(lambda lengths, i: pe.shard_positions(2**18, 16, order="zigzag", lengths=lengths)[i])
     compiled = f.lower(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), ()))).compile()
+    # three int32 arrays of the 2¹⁴ tokens of a shard
     assert compiled.memory_analysis().temp_size_in_bytes <= 3 * 4 * 2**14
 
 
@@ -91,6 +95,6 @@ def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
         (32, 4, {"lengths": np.array([8.0])}, TypeError, "lengths must be an integer array"),
     ],
 )
-def test_arguments_that_raise(length, shards, settings, error, match):
+def test_invalid_arguments_raise(length, shards, settings, error, match):
     with pytest.raises(error, match=f"^shard_positions: {re.escape(match)}"):
         pe.shard_positions(length, shards, **settings)

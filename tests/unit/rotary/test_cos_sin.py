@@ -1,10 +1,10 @@
-"""`cos_sin`, and `rotary` by what it returns.
+"""`cos_sin`, and `rotary` given the `CosSin` that it returns.
 
 - Cosines and sines are within 9e-8 of the truth at every int32 position.
-- `rotary` by them has the bits of `rotary` by positions, their amplitude too, with a column per pair or per feature.
-- Columns in another order raise if their values are concrete, and give NaN if they are traced.
-- Arrays from elsewhere are taken as they are, in 16 bits too, and have derivatives.
-- A `CosSin` is a pair, and a pytree that knows its columns.
+- `rotary` by a `CosSin`, a column per pair or per feature, has the bits of `rotary` by positions, with the amplitude.
+- Columns in the order of the other layout raise if their values are concrete, and give NaN if they are traced.
+- `rotary` takes a caller's own arrays, in 16 bits too, and has derivatives in them.
+- A `CosSin` is a pair of arrays, and a pytree that keeps its `columns`.
 """
 
 import copy
@@ -24,7 +24,7 @@ from oracles import encodings, rotations, spectra
 
 RNG = np.random.default_rng(0)
 FAR = np.int32([0, 3, 2**31 - 1, -(2**31), 1_234_567_891])
-OF_PAIRS = np.float32(encodings.waves(FAR, spectra.geometric(8, 10_000))[::-1])  # cosines and sines
+OF_PAIRS = np.float32(encodings.waves(FAR, spectra.geometric(8, 10_000))[::-1])  # cosines and sines, a column per pair
 SCALED = pe.geometric(8).with_attention_factor(1.3)
 
 
@@ -33,6 +33,7 @@ def normal(*shape):
 
 
 def rotary(x, c, s, columns="pair", **settings):
+    """`rotary` by cosines c and sines s."""
     return pe.rotary(x, cos_sin=pe.CosSin(c, s, columns=columns), **{"head_axis": -2} | settings)
 
 
@@ -51,7 +52,7 @@ def test_cosines_and_sines_are_exact_at_any_position(frequencies, dim, axes):
 
 def test_a_coordinate_or_a_frequency_out_of_range_is_nan():
     positions, w = np.float32([[1, 1], [3e9, 1], [1, np.nan]]), normal(2, 4)
-    w[1, 2] = 2.0**31
+    w[1, 2] = 2.0**31  # axis 1, pair 2
     want = np.where(np.arange(4) == 2, np.nan, np.cos(np.float64(w).sum(0)))
     cosine, sine = jax.jit(pe.cos_sin)(positions, w)
     assert_within(cosine, [want, [np.nan] * 4, [np.nan] * 4], 9e-8, against="float64")
@@ -69,8 +70,12 @@ def test_a_coordinate_or_a_frequency_out_of_range_is_nan():
 def test_rotary_by_cos_sin_has_the_bits_of_rotary_by_positions(columns, layout, part, dtype):
     x, settings = normal(2, 5, 4, 16).astype(dtype), {"layout": layout, "part": part, "head_axis": -2}
     positions = np.stack([FAR, FAR[::-1]])
-    by_positions = lambda x, p: (pe.rotary(x, p, SCALED, **settings), pe.cos_sin(p, SCALED, columns=columns))  # noqa: E731
-    want, c = jax.jit(by_positions)(x, positions)
+
+    @jax.jit
+    def by_positions(x, p):
+        return pe.rotary(x, p, SCALED, **settings), pe.cos_sin(p, SCALED, columns=columns)
+
+    want, c = by_positions(x, positions)
     assert c[0].shape == (2, 5, 4 if columns == "pair" else 8)
     got = jax.jit(lambda x, c: pe.rotary(x, cos_sin=c, **settings))(x, c)
     np.testing.assert_array_equal(got, want, strict=True)
@@ -78,7 +83,7 @@ def test_rotary_by_cos_sin_has_the_bits_of_rotary_by_positions(columns, layout, 
 
 @pytest.mark.parametrize(("columns", "other"), [("half", "interleaved"), ("interleaved", "half")])
 def test_columns_in_another_order_raise_or_give_nan(columns, other):
-    """NaN where the two columns of a pair differ, so not at position 0."""
+    """NaN stands where the two columns of a pair differ, which is nowhere at position 0 and somewhere at all others."""
     x, wrong = normal(5, 4, 16), np.tile(OF_PAIRS, 2) if other == "half" else OF_PAIRS.repeat(2, -1)
     with pytest.raises(ValueError, match=rf"^rotary: cos_sin\[0\] with columns='{columns}' must have"):
         rotary(x, *wrong, columns, layout=columns)
@@ -87,6 +92,7 @@ def test_columns_in_another_order_raise_or_give_nan(columns, other):
 
 
 def test_the_two_columns_of_a_pair_may_round_differently():
+    """By at most 0.01, the tolerance of the check; the first column counts."""
     x, (cosine, sine) = normal(5, 4, 8), OF_PAIRS
     columns = lambda d: (np.concatenate([cosine, cosine + np.float32(d)], -1), np.tile(sine, 2))  # noqa: E731
     rotated = jax.jit(rotary, static_argnames="columns")
@@ -97,7 +103,7 @@ def test_the_two_columns_of_a_pair_may_round_differently():
 
 @pytest.mark.parametrize(("layout", "pairs", "heads"), [("half", 3, 4), ("interleaved", 4, 1)])
 def test_arrays_in_16_bits_are_taken_as_they_are(layout, pairs, heads):
-    """Where heads share a table, and where a head has its own."""
+    """Both with 4 heads, which share one table, and with a single head."""
     x, (c, s) = normal(2, 5, heads, 8), normal(2, 2, 5, pairs).astype(jnp.bfloat16)
     got = jax.jit(functools.partial(rotary, layout=layout))(x, c, s)
     want = rotations.rotate(x, *(np.float64(each)[:, :, None] for each in (s, c)), layout)
@@ -105,6 +111,7 @@ def test_arrays_in_16_bits_are_taken_as_they_are(layout, pairs, heads):
 
 
 def by_feature(x, c, s):
+    """`rotary` by a column per pair, repeated to one per feature."""
     return rotary(x, *(jnp.concatenate([w, w], -1) for w in (c, s)), "half")
 
 
@@ -116,12 +123,12 @@ def by_feature(x, c, s):
     ],
     ids=["columns per feature", "the last pairs"],
 )
-def test_derivatives_in_x_and_the_arrays(f, layout, part, shape):
+def test_derivatives_in_x_and_the_arrays_are_those_of_the_formula(f, layout, part, shape):
     exact = lambda x, c, s: rotations.rotate(x, s[..., None, :], c[..., None, :], layout, part)  # noqa: E731
     assert_derivatives(f, exact, normal(2, 5, 3, 8), normal(*shape), normal(*shape))
 
 
-def test_derivatives_in_positions_and_frequencies():
+def test_derivatives_in_positions_and_frequencies_are_those_of_the_formula():
     def exact(p, w):
         angles = p @ w
         return np.stack([np.cos(angles), np.sin(angles)])
@@ -136,7 +143,7 @@ def test_a_tangent_in_16_bits_is_rounded_once():
 
 def test_the_derivative_in_x_stores_the_arrays_alone():
     x, arrays = np.ones((64, 8, 32), jnp.bfloat16), tuple(np.ones((2, 64, 16), np.float32))
-    assert stored(lambda x: rotary(x, *arrays), x) == 4 * 2 * 64 * 16
+    assert stored(lambda x: rotary(x, *arrays), x) == 4 * 2 * 64 * 16  # float32 cosines and sines
 
 
 @pytest.mark.parametrize(
@@ -170,7 +177,7 @@ X, C, P = np.ones((5, 3, 8), np.float32), np.ones((5, 4), np.float32), np.zeros(
         (ValueError, "part must be one of", {"part": "middle"}),
     ],
 )
-def test_errors_of_arguments_beside_cos_sin(error, match, change):
+def test_invalid_arguments_beside_cos_sin_raise(error, match, change):
     with pytest.raises(error, match=f"^rotary: {match}"):
         pe.rotary(**{"x": X, "cos_sin": pe.CosSin(C, C, columns="pair"), "head_axis": -2} | change)
 
@@ -188,7 +195,7 @@ def test_errors_of_arguments_beside_cos_sin(error, match, change):
         (ValueError, "per feature in layout 'interleaved'", (C, C), {"columns": "half", "layout": "interleaved"}),
     ],
 )
-def test_errors_of_the_arrays(error, match, arrays, settings):
+def test_invalid_arrays_raise(error, match, arrays, settings):
     with pytest.raises(error, match=f"^rotary: .*{match}"):
         rotary(X, *arrays, **settings)
 
@@ -202,6 +209,6 @@ def test_errors_of_the_arrays(error, match, arrays, settings):
         (ValueError, "cos_sin: positions must have a last axis of size 2", lambda: pe.cos_sin(P[:, 0], C[:2])),
     ],
 )
-def test_errors_of_cos_sin(error, match, call):
+def test_invalid_arguments_of_cos_sin_raise(error, match, call):
     with pytest.raises(error, match=f"^{match}"):
         call()

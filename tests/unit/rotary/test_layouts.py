@@ -1,8 +1,8 @@
-"""`convert_layout` moves the outputs of a projection to the other layout.
+"""`convert_layout` permutes the outputs of a projection from one layout to the other.
 
-- Scores of a layer in the new layout are those of the old one, for all or a part of each head.
-- Heads may lie along one axis with their features, or along an axis of their own.
-- The dtype stays; weights that JAX cannot hold raise.
+- A layer with converted weights, in the new layout, has the same scores, if all or a part of each head rotates.
+- Heads may share an axis with their features, or have an axis of their own.
+- The dtype is kept. Weights that JAX cannot hold raise.
 """
 
 import jax
@@ -20,11 +20,11 @@ VALID = {"frequencies": 8, "source": "half", "target": "interleaved", "axis": -1
 
 @pytest.mark.parametrize(("part", "width"), [("first", 8), ("first", 4), ("last", 6)])
 @pytest.mark.parametrize("layouts", [("interleaved", "half"), ("half", "interleaved")], ids=str)
-def test_scores_stay(layouts, part, width):
+def test_converted_weights_give_the_same_scores(layouts, part, width):
     source, target = layouts
     x, kernels = RNG.normal(size=(5, 6)), RNG.normal(size=(2, 6, HEADS, HEAD_DIM)).astype(np.float32)
     settings = {"source": source, "target": target, "part": part}
-    convert = lambda x, **of: np.asarray(pe.convert_layout(x, width, **settings, **of))  # noqa: E731
+    convert = lambda x, **axes: np.asarray(pe.convert_layout(x, width, **settings, **axes))  # noqa: E731
     converted = [convert(kernel, axis=-1, num_heads=1) for kernel in kernels]
 
     def scores(kernels, layout):
@@ -33,11 +33,11 @@ def test_scores_stay(layouts, part, width):
         return np.einsum("qhd,khd->hqk", *rotated)
 
     assert_within(scores(converted, target), scores(kernels, source), 1e-4, against="scores before")
-    flat = kernels[0].reshape(6, -1).T  # (outputs, inputs), as torch's
+    flat = kernels[0].reshape(6, -1).T  # (outputs, inputs), as in torch
     np.testing.assert_array_equal(convert(flat, axis=0, num_heads=HEADS), converted[0].reshape(6, -1).T)
 
 
-def test_the_dtype_stays():
+def test_the_dtype_is_kept():
     weights = np.arange(8, dtype=np.int8)
     got = jax.jit(lambda weights: pe.convert_layout(weights, **VALID))(weights)
     np.testing.assert_array_equal(got, weights[[0, 4, 1, 5, 2, 6, 3, 7]], strict=True)
@@ -49,7 +49,7 @@ def test_one_layout_changes_nothing():
     np.testing.assert_array_equal(got, weights)
 
 
-def test_64_bits_without_x64():
+def test_float64_becomes_float32_and_int64_raises_without_x64():
     with jax.enable_x64(False):
         assert jax.eval_shape(lambda: pe.convert_layout(np.zeros(8), **VALID)).dtype == np.float32
         with pytest.raises(TypeError, match="^convert_layout: weights are int64, which this"):
@@ -73,6 +73,6 @@ def test_64_bits_without_x64():
         (ValueError, "source must be one of", {"source": "meta"}),
     ],
 )
-def test_errors(error, match, change):
+def test_invalid_arguments_raise(error, match, change):
     with pytest.raises(error, match=f"^convert_layout: {match}"):
         pe.convert_layout(**{"weights": np.zeros((3, 8), np.float32)} | VALID | change)

@@ -1,9 +1,9 @@
-"""`pope` makes a pair of each feature: its softplus, at an angle that the position and a phase decide.
+"""`pope` makes a pair of each feature: its softplus, at the angle of the position plus a phase.
 
 - It is the formula times the amplitude, in either layout, at every int32 position, and what PoPE-pytorch computes.
-- Positions, axes of heads and dtypes are as for `rotary`; `shift_keys` moves its keys.
+- Positions, axes of heads and dtypes are as for `rotary`. `shift_keys` moves keys that `pope` made.
 - Both lowerings give the same bits.
-- Derivatives are those of the formula, and store the arguments alone.
+- Derivatives are those of the formula, and store only the arguments and constants of frequencies.
 """
 
 import math
@@ -41,8 +41,8 @@ def pope(x, positions=None, **settings):
 )
 def test_it_is_the_formula_at_any_position(layout, frequencies, phase):
     sine, cosine = (w[:, None] for w in encodings.waves(FAR, spectra.geometric(12, 10_000)))
-    turned = (cosine + 1j * sine) * np.exp(1j * np.float64(0 if phase is None else phase))
-    want = rotations.pope(X, turned.imag, turned.real, layout) * (1.5 if frequencies is SCALED else 1)
+    rotation = (cosine + 1j * sine) * np.exp(1j * np.float64(0 if phase is None else phase))
+    want = rotations.pope(X, rotation.imag, rotation.real, layout) * (1.5 if frequencies is SCALED else 1)
     got = pope(X, FAR, frequencies=frequencies, phase=phase, layout=layout)
     got, want = (rotations.as_complex(y, layout) for y in (got, want))
     assert_within(got, want, 5e-7 * np.abs(want), against="mpmath")
@@ -50,7 +50,7 @@ def test_it_is_the_formula_at_any_position(layout, frequencies, phase):
 
 @pytest.mark.parametrize("case", recorded.cases("pope"), ids=["first", "second"])
 def test_queries_and_keys_are_those_of_pope_pytorch(case):
-    """Heads come before seq, and pairs are interleaved; the bias acts clipped."""
+    """There, heads come before seq, pairs are interleaved, and the phase is a bias, clipped to -2π … 0."""
     q, k, bias = (np.float32(case[name]) for name in ("q", "k", "bias"))
     frequencies = pe.geometric(2 * q.shape[-1], case["theta"])
     settings = {"frequencies": frequencies, "head_axis": -3, "layout": "interleaved"}
@@ -60,7 +60,7 @@ def test_queries_and_keys_are_those_of_pope_pytorch(case):
         assert_within(got, case[name], 2e-5, against=f"{name}, float32 phases")
 
 
-def test_keys_move_without_the_amplitude():
+def test_shift_keys_moves_keys_and_keeps_their_amplitude():
     cached = pope(X, np.arange(8), frequencies=SCALED, phase=PHASE)
     got = pe.shift_keys(cached, 1000, SCALED, head_axis=-2)
     assert_within(got, pope(X, np.arange(1000, 1008), frequencies=SCALED, phase=PHASE), 5e-6, against="keys there")
@@ -68,6 +68,7 @@ def test_keys_move_without_the_amplitude():
 
 def test_heads_may_lie_along_another_axis_or_none_or_several():
     def along_each(x, p, phase):
+        """Yields the results with heads along axis -2, -3, none and two, in the shape of the first."""
         yield pe.pope(x, p, phase=phase, head_axis=-2)
         yield pe.pope(x.swapaxes(1, 2), p, phase=phase, head_axis=-3).swapaxes(1, 2)
         yield pe.pope(x[:, :, 1], p, phase=phase[1], head_axis=None)
@@ -111,7 +112,7 @@ def test_the_derivative_stores_the_arguments_and_constants_of_frequencies(dtype)
     arguments = jax.ShapeDtypeStruct((2, 256, 8, 64), dtype), np.ones((8, 64), np.float32)
     f = lambda x, phase: pe.pope(x, np.arange(256), phase=phase, head_axis=-2)  # noqa: E731
     size = sum(math.prod(a.shape) * a.dtype.itemsize for a in arguments) + 4 * 256
-    assert stored(f, *arguments) <= size + 60 * 128
+    assert stored(f, *arguments) <= size + 60 * 128  # integer constants of the 64 frequencies
 
 
 H = np.zeros((5, 3, 8), np.float32)
@@ -129,7 +130,7 @@ H = np.zeros((5, 3, 8), np.float32)
         (ValueError, "layout must be one of", {"layout": "pairs"}),
     ],
 )
-def test_errors(error, match, change):
+def test_invalid_arguments_raise(error, match, change):
     with pytest.raises(error, match=f"^pope: {match}"):
         pe.pope(**{"x": H, "head_axis": -2} | change)
 

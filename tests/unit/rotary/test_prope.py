@@ -1,11 +1,11 @@
-"""`prope` multiplies groups of four features by matrices of the cameras of their tokens.
+"""`prope` multiplies groups of four features by a matrix of the camera of their token.
 
-- Queries, keys, values and outputs are multiplied by Pᵀ, P⁻¹, P⁻¹ and P; without intrinsics, it is GTA.
-- Attention by it is that of the authors' code.
-- Cameras broadcast as positions do; features beyond the width stay.
-- Results are rounded once; float64 stays float64.
-- Every lowering computes the same, and keeps an infinity in its group.
-- Derivatives are those along rigid motions; the derivative in x stores the cameras alone.
+- Queries, keys, values and outputs are multiplied by Pᵀ, P⁻¹, P⁻¹ and P. Without intrinsics, this is GTA.
+- Attention with `prope` is that of the authors' code.
+- Cameras broadcast as positions do. Features beyond the width keep their values.
+- Results are rounded once, and float64 is kept.
+- Every lowering is the formula, in which an infinity stays in its group of four features.
+- Derivatives are those along rigid motions. The derivative in x stores the cameras alone.
 """
 
 import functools
@@ -33,11 +33,12 @@ def prope(x, extrinsics=POSES, **settings):
     return np.asarray(jax.jit(lambda x: pe.prope(x, extrinsics, **{"head_axis": -2} | settings))(x))
 
 
-PROPE = {"intrinsics": LENSES, "image_size": SIZE}, 8
+WITH_LENSES = {"intrinsics": LENSES, "image_size": SIZE}
 
 
 @pytest.mark.parametrize(
-    ("role", "lens", "width"), [*((role, *PROPE) for role in ("query", "key", "value", "output")), ("key", {}, None)]
+    ("role", "lens", "width"),
+    [*((role, WITH_LENSES, 8) for role in ("query", "key", "value", "output")), ("key", {}, None)],
 )
 def test_it_is_the_formula(role, lens, width):
     p = cameras.projection(POSES, lens.get("intrinsics"), lens.get("image_size"))
@@ -49,16 +50,18 @@ def test_it_is_the_formula(role, lens, width):
 
 @pytest.mark.parametrize("case", recorded.cases("cameras"), ids=lambda case: case["name"])
 def test_attention_is_that_of_the_authors(case):
-    """Half of the features are of cameras; the others rotate backward by columns and rows of patches, as theirs do."""
+    """Half of the features are multiplied by cameras. A quarter each rotates by columns and by rows of patches.
+
+    The authors rotate backward, hence `inverse`.
+    """
     q, k, v, e = (np.float32(case[name]) for name in ("query", "key", "value", "viewmats"))
     n, lenses = q.shape[-1] // 4, np.float32(case["Ks"]) if case["Ks"] else None
     patches = np.array([(row, column) for row in range(case["patches_y"]) for column in range(case["patches_x"])])
-    each = len(patches)
     row, column = np.tile(patches, (len(e), 1)).T
-    e, lenses = (None if a is None else np.repeat(a, each, axis=0) for a in (e, lenses))
+    e, lenses = (None if a is None else np.repeat(a, len(patches), axis=0) for a in (e, lenses))  # one for each token
     size = None if lenses is None else (case["image_height"], case["image_width"])
 
-    def of(x, role):
+    def transformed(x, role):
         x = pe.prope(x, e, lenses, role=role, head_axis=-2, image_size=size, width=2 * n)
         rotate = functools.partial(
             pe.rotary, frequencies=pe.geometric(n, 100.0), head_axis=-2, inverse=role != "output"
@@ -69,7 +72,8 @@ def test_attention_is_that_of_the_authors(case):
 
     @jax.jit
     def attend(q, k, v):
-        return of(jax.nn.dot_product_attention(of(q, "query"), of(k, "key"), of(v, "value")), "output")
+        q, k, v = transformed(q, "query"), transformed(k, "key"), transformed(v, "value")
+        return transformed(jax.nn.dot_product_attention(q, k, v), "output")
 
     assert_within(attend(q, k, v), case["output"], 5e-6, against="the authors' code in float64")
 
@@ -80,8 +84,8 @@ def test_cameras_broadcast_as_positions_do(e):
     assert_within(prope(X, e, role="key"), cameras.transformed(X, cameras.matrix("key", p)), 2e-6, against="float64")
 
 
-def test_a_width_of_0_transforms_nothing_by_cameras_that_are_valid():
-    got = pe.prope(X, POSES, role="key", head_axis=-2, width=0, **PROPE[0])
+def test_a_width_of_0_changes_nothing():
+    got = pe.prope(X, POSES, role="key", head_axis=-2, width=0, **WITH_LENSES)
     np.testing.assert_array_equal(got, X)
 
 
@@ -90,7 +94,7 @@ def test_a_width_of_0_transforms_nothing_by_cameras_that_are_valid():
 
 def test_a_16_bit_result_and_its_derivative_are_rounded_once():
     def result_and_derivative(x, dy):
-        y, back = jax.vjp(lambda x: pe.prope(x, POSES, role="query", width=8, head_axis=-2, **PROPE[0]), x)
+        y, back = jax.vjp(lambda x: pe.prope(x, POSES, role="query", width=8, head_axis=-2, **WITH_LENSES), x)
         return y, back(dy)
 
     x = X.astype(jnp.bfloat16)
@@ -126,7 +130,7 @@ def test_every_lowering_is_the_formula_and_keeps_an_infinity_in_its_group(platfo
 
 @pytest.mark.parametrize("role", ["query", "key"])
 def test_derivatives_are_those_along_rigid_motions(role):
-    """Rᵀ stands for R⁻¹; entries that no camera varies in are not read."""
+    """The formula has Rᵀ for R⁻¹, and constants where all cameras have the same entry, which `prope` does not read."""
 
     def exact(x, e, k):
         e, k = e.copy(), k.copy()
@@ -154,7 +158,7 @@ K3 = np.array([[80, 0, 80], [0, 80, 48], [0, 0, 1]], np.float32)
 
 
 def entry(k):
-    """A matrix of one entry, k places beside the diagonal."""
+    """A matrix (4, 4) with a single 1, in the upper right corner for k = 3, in the lower left one for k = -3."""
     return np.eye(4, k=k, dtype=np.float32)
 
 
@@ -180,7 +184,7 @@ def entry(k):
         ),
     ],
 )
-def test_errors(error, match, change):
+def test_invalid_arguments_raise(error, match, change):
     with pytest.raises(error, match=f"^prope: {match}"):
         pe.prope(**{"x": X, "extrinsics": E4, "role": "key", "head_axis": -2} | change)
 
@@ -202,6 +206,6 @@ def test_errors(error, match, change):
         (ValueError, "intrinsics must be in the unit .* of 0.0015 times", np.float32(np.diag([1.2, 1, 1])), (600, 800)),
     ],
 )
-def test_errors_of_lenses(error, match, intrinsics, image_size):
+def test_invalid_lenses_raise(error, match, intrinsics, image_size):
     with pytest.raises(error, match=f"^prope: {match}"):
         pe.prope(X, E4, intrinsics, role="key", head_axis=-2, image_size=image_size)

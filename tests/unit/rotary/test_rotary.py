@@ -1,10 +1,10 @@
 """`rotary` and `shift_keys`.
 
 - Each pair of features rotates by ω·p, within 3e-7 of its length at every int32 position, in either layout.
-- Features beyond the width of the frequencies keep their bits, before or after those that rotate.
+- Features beyond the width of the frequencies keep their bits, whether the first or the last features rotate.
 - Positions broadcast over heads, which may lie along any axes, and count from 0 where they are None.
 - Frequencies may have several axes of coordinates, and an entry for each head.
-- `inverse` undoes the rotation and its amplitude; `shift_keys` moves rotated keys.
+- `inverse` undoes the rotation and its amplitude. `shift_keys` moves rotated keys to other positions.
 - Products are float32 and rounded once; float64 stays float64.
 - Derivatives in x, positions and frequencies are those of the formula.
 """
@@ -27,6 +27,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 3, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 AT = RNG.integers(0, 1000, (2, 5)).astype(np.int32)
 FAR = np.int32([0, 1, -1, 65_536, -(2**16), 1_000_003, 2_000_000_000, 2**31 - 1, -(2**31)])
+OMEGAS = 10.0 ** -np.arange(4)  # of pe.geometric(8)
 SCALED = pe.geometric(8).with_attention_factor(1.25)
 
 
@@ -35,7 +36,7 @@ def normal(*shape):
 
 
 def rotate(x, positions=None, *, function=pe.rotary, **settings):
-    """The function in one program; positions are traced."""
+    """`rotary`, or another function, in one program; positions are traced."""
     settings = {"head_axis": -2} | settings
     return np.asarray(jax.jit(lambda x, p: function(x, p, **settings))(x, positions))
 
@@ -107,14 +108,14 @@ def test_there_may_be_no_axis_of_heads_or_several():
 
 @pytest.mark.parametrize(("head_axis", "seq_axis"), [(-2, 1), (0, 2), (None, 2)])
 def test_positions_count_from_zero_along_the_last_axis_that_is_not_of_heads(head_axis, seq_axis):
-    at = np.arange(X.shape[seq_axis]).reshape([-1 if axis == seq_axis else 1 for axis in range(4)])
-    want = rotations.rotate_by(X, at * 10.0 ** -np.arange(4), "half")
+    positions = np.arange(X.shape[seq_axis]).reshape([-1 if axis == seq_axis else 1 for axis in range(4)])
+    want = rotations.rotate_by(X, positions * OMEGAS, "half")
     assert_within(rotate(X, head_axis=head_axis), want, 1e-6, against="float64")
 
 
 def test_each_pair_rotates_by_its_own_coordinate():
     frequencies, positions = pe.multi_section(pe.geometric(8), [1, 2, 1]), RNG.integers(0, 1000, (2, 5, 3))
-    angles = positions[..., [0, 1, 1, 2]] * 10.0 ** -np.arange(4)
+    angles = positions[..., [0, 1, 1, 2]] * OMEGAS
     want = rotations.rotate_by(X, angles[:, :, None], "half")
     assert_within(rotate(X, positions, frequencies=frequencies), want, 1e-6, against="float64")
 
@@ -135,7 +136,7 @@ def test_a_width_of_0_rotates_nothing():
     np.testing.assert_array_equal(rotate(x, frequencies=0), x, strict=True)
 
 
-def test_a_mapped_rotation_has_the_bits_of_each():
+def test_a_rotation_under_vmap_has_the_bits_of_one_without():
     mapped = jax.jit(jax.vmap(lambda x, p: pe.rotary(x, p, head_axis=-2)))
     np.testing.assert_array_equal(mapped(X, AT), rotate(X, AT))
 
@@ -156,7 +157,7 @@ def test_float64_is_kept():
 
 # Derivatives
 
-TIMES = RNG.uniform(-3, 3, (2, 5)).astype(np.float32)
+FLOAT_POSITIONS = RNG.uniform(-3, 3, (2, 5)).astype(np.float32)
 W = np.float32([1.3, 0.2, 0.7])
 SECTIONS = pe.multi_section(pe.geometric(8, 10.0), [1, 2, 1])
 BY_HEAD = normal(3, 2, 3)
@@ -166,11 +167,12 @@ def angles_by_head(p, w):
     return np.einsum("...a,hai->...hi", p, w)
 
 
+# name → a function, its formula in float64, and the arguments in which both are differentiated
 DERIVATIVES = {
     "interleaved, last, inverse, positions of a sequence": (
         lambda x, p, w: pe.rotary(x, p, w, head_axis=-2, layout="interleaved", part="last", inverse=True),
         lambda x, p, w: rotations.rotate_by(x, -p[..., None, None] * w, "interleaved", "last"),
-        (X, TIMES[0], W),
+        (X, FLOAT_POSITIONS[0], W),
     ),
     "frequencies alone, integer positions": (
         lambda w: pe.rotary(X, AT % 7, w, head_axis=-2),
@@ -200,7 +202,7 @@ def test_the_derivative_in_x_is_the_rotation_backward():
     x, dy = normal(2, 2, 5, 3, 10).astype(jnp.bfloat16)
     far = RNG.integers(-(2**31), 2**31, (2, 5)).astype(np.int32)
     dx = jax.jit(lambda x, dy: jax.vjp(lambda x: pe.rotary(x, far, SCALED, head_axis=-2), x)[1](dy)[0])(x, dy)
-    undone = SCALED.with_attention_factor(1 / 1.25)
+    undone = SCALED.with_attention_factor(1 / 1.25)  # `inverse` divides by the amplitude
     np.testing.assert_array_equal(dx, rotate(dy, far, frequencies=undone, inverse=True), strict=True)
 
 
@@ -214,7 +216,7 @@ def test_derivatives_in_frequencies_are_not_rounded_to_16_bits():
     assert_within(slope(w, x), slope(w, x.astype(np.float32)), 1e-3)  # sums of 256 terms of up to 64 · 3
 
 
-def test_the_derivative_in_an_x_that_devices_share_is_summed_over_them(on_cpu):
+def test_the_derivative_in_an_x_that_devices_share_is_summed_over_devices(on_cpu):
     x, weights = normal(1, 3, 6), normal(8, 3, 6)
     local = lambda x, p, c: jax.lax.psum(jnp.sum(c * pe.rotary(x, p, head_axis=-2)), "d")  # noqa: E731
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices("cpu"))
@@ -257,7 +259,7 @@ TINY = SCALED.with_attention_factor(-2e-39)
         (ValueError, "if axis -2 is that of heads, pass head_axis=-2", {"positions": 3, "head_axis": None}),
     ],
 )
-def test_errors(error, match, change):
+def test_invalid_arguments_raise(error, match, change):
     with pytest.raises(error, match=f"^rotary: .*{match}"):
         pe.rotary(**{"x": X, "head_axis": -2} | change)
 
@@ -270,6 +272,6 @@ def test_errors(error, match, change):
         (ValueError, r"offset of shape \(4,\) must broadcast to keys without", np.arange(4), 8),
     ],
 )
-def test_errors_of_shift_keys(error, match, offset, frequencies):
+def test_invalid_arguments_of_shift_keys_raise(error, match, offset, frequencies):
     with pytest.raises(error, match=f"^shift_keys: {match}"):
         pe.shift_keys(X, offset, frequencies, head_axis=-2)

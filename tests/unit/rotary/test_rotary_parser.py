@@ -1,4 +1,8 @@
-"""What functions that rotate ask of the sizes of x, and of how a mesh divides it."""
+"""What functions that rotate require of x.
+
+- Lengths may be symbolic, but not head_dim.
+- On Explicit axes of a mesh, no axis may be sharded whose entries make pairs.
+"""
 
 import jax
 import numpy as np
@@ -15,12 +19,13 @@ def rotary(x, *arguments, **settings):
 
 
 def test_lengths_may_be_symbolic_but_not_head_dim():
-    of = lambda sizes: jax.ShapeDtypeStruct(export.symbolic_shape(sizes), np.float32)  # noqa: E731
-    jax.eval_shape(rotary, of("b, s, h, 8"))
+    symbolic = lambda sizes: jax.ShapeDtypeStruct(export.symbolic_shape(sizes), np.float32)  # noqa: E731
+    jax.eval_shape(rotary, symbolic("b, s, h, 8"))
     with pytest.raises(ValueError, match="^rotary: x must have"):
-        jax.eval_shape(rotary, of("2, 5, 4, d"))
+        jax.eval_shape(rotary, symbolic("2, 5, 4, d"))
 
 
+# What the error names (and what is special) → a call with an array whose last axis `divide` shards
 DIVIDED = {
     "rotary: x": lambda divide: rotary(divide(X)),
     "rotary: x, of which a part rotates": lambda divide: rotary(divide(X), None, 4, layout="interleaved"),
@@ -31,8 +36,7 @@ DIVIDED = {
 
 
 @pytest.mark.parametrize("name", DIVIDED)
-def test_what_makes_a_pair_is_whole_on_each_device(name, on_cpu):
-    """On Explicit axes of a mesh."""
+def test_an_axis_whose_entries_make_pairs_must_not_be_sharded(name, on_cpu):
     mesh = jax.make_mesh((2,), ("a",), (jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu")[:2])
     with jax.set_mesh(mesh), pytest.raises(ValueError, match=f"^{name.split(',')[0]} must not be sharded along axis"):
         DIVIDED[name](lambda x: jax.device_put(x, jax.P(*[None] * (x.ndim - 1), "a")))

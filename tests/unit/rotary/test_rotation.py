@@ -1,8 +1,9 @@
 """The lowerings of a rotation, all of which run on a CPU.
 
-- `reference` is the formula.
-- Each of the others gives its bits, and keeps infinities, NaN and signs of zeros in their pair.
-- Each platform takes the one that was measured to be fastest.
+- The lowering `reference` is the formula.
+- Each other lowering gives the bits of `reference`, with infinities, NaN and signs of zeros in the same pairs.
+- Each platform takes the lowering that was measured to be fastest there.
+- Vectors that share positions and frequencies share a table of cosines and sines.
 """
 
 import functools
@@ -33,7 +34,7 @@ def vectors(heads, dtype):
     return x
 
 
-# dtype, heads, how many of 16 features rotate, and settings
+# name → dtype, heads, how many of 16 features rotate, and settings
 CASES = {
     "all": (np.float32, 4, 16, {"backward": False}),
     "all, backward, in 16 bits": (jnp.bfloat16, 4, 16, {"backward": True}),
@@ -56,6 +57,7 @@ def lowered(name, case, layouts=LAYOUTS, target="cpu"):
     return jax.device_get(every(vectors(heads, dtype), AROUND_ZERO))
 
 
+# case → its vectors by layout
 by_reference = functools.cache(functools.partial(lowered, "reference"))
 
 
@@ -71,8 +73,9 @@ def test_the_reference_is_the_formula(case, layout):
     assert_within(by_reference(case)[layout], want, 2 * bound, against="float64")
 
 
+# cases in which all features rotate, several heads share positions, and vectors have 16 bits
 ALL, SHARED, IN_16_BITS = [*CASES][:2], [*CASES][:3], [*CASES][1:3]
-# The layouts and cases that each lowering rotates, and the other compiler that it rotates one of them for
+# lowering, the layouts and the cases that it rotates, and for which compiler it rotates one of the cases
 LOWERINGS = [
     ("split_and_stack", LAYOUTS, CASES, "gpu"),
     ("split_and_concatenate", ["half"], SHARED, "gpu"),
@@ -95,7 +98,7 @@ def test_every_form_computes_the_same(name, case, layouts, target):
     for layout, got in lowered(name, case, layouts, target).items():
         want = by_reference(case)[layout]
         assert got.dtype == dtype
-        if target == "tpu":  # a CPU contracts its products
+        if target == "tpu":  # what it tells a TPU lets the CPU here fuse products into sums
             bound = 3e-7 + float(jnp.finfo(dtype).eps) * np.nan_to_num(np.abs(np.float64(want)))
             assert_within(got, want, bound, against=f"{layout}, the reference")
         else:
@@ -106,17 +109,22 @@ def test_every_form_computes_the_same(name, case, layouts, target):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_words_that_do_not_rotate_keep_their_bits(last):
+    """`rotate_in_words` takes a pair of 16-bit features as one word of 32 bits."""
     x = np.arange(2**16, dtype=np.uint16).reshape(-1, 16)  # every number and every NaN
-    r = lambda x: Rotation(  # noqa: E731
-        RotationSettings("interleaved", last), x, Angles(np.ones((1, 1), np.int32), pe.geometric(6)), workarounds.GPU
-    )
-    y = jax.jit(lambda x: lowerings.rotate_in_words(r(x).broadcast()))(x.view(jnp.bfloat16))
+
+    def rotate(x):
+        angles = Angles(np.ones((1, 1), np.int32), pe.geometric(6))
+        return lowerings.rotate_in_words(
+            Rotation(RotationSettings("interleaved", last), x, angles, workarounds.GPU).broadcast()
+        )
+
+    y = jax.jit(rotate)(x.view(jnp.bfloat16))
     kept = slice(10) if last else slice(6, 16)
     np.testing.assert_array_equal(np.asarray(y).view(np.uint16)[:, kept], x[:, kept])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", dict.fromkeys(each[0] for each in LOWERINGS))
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in LOWERINGS))
 def test_there_may_be_nothing_to_rotate(name, layout):
     def rotate(x):
         angles = Angles(np.zeros((1, 1, 1), np.int32), pe.geometric(8))
@@ -125,7 +133,7 @@ def test_there_may_be_nothing_to_rotate(name, layout):
     assert jax.eval_shape(rotate, jax.ShapeDtypeStruct((0, 4, 8), jnp.bfloat16)).shape == (0, 4, 8)
 
 
-# What a platform rotates by each lowering: (positions, heads, features), how many of them rotate, layout and dtype
+# (platform, lowering that it takes) → vectors: (positions, heads, features), how many features rotate, layout, dtype
 HALF, PAIRS, F32, BF16 = "half", "interleaved", jnp.float32, jnp.bfloat16
 TAKEN = {
     ("tpu", "reverse_halves_in_place"): [((128, 4, 112), 112, HALF, BF16)],
@@ -166,7 +174,7 @@ def rotation(shape, frequencies, positions=(1, 1), layout=HALF, dtype=F32):
 
 @pytest.mark.parametrize(("platform", "want"), TAKEN)
 def test_each_platform_takes_its_lowering(platform, want, monkeypatch):
-    monkeypatch.setattr(workarounds, "KEEPS_BARRIERS", platform == "cpu")
+    monkeypatch.setattr(workarounds, "KEEPS_BARRIERS", platform == "cpu")  # unlike JAX 0.11 on a CPU
     for case in TAKEN[platform, want]:
         shape, dim, layout, dtype = case
         r = rotation(shape, pe.geometric(dim), layout=layout, dtype=dtype)
@@ -183,7 +191,7 @@ def test_each_platform_takes_its_lowering(platform, want, monkeypatch):
     ],
     ids=["static", "positions of heads", "an array", "an array by head"],
 )
-def test_a_table_pays_if_vectors_share_positions_and_frequencies(frequencies, positions, shares):
+def test_vectors_that_share_positions_and_frequencies_share_a_table(frequencies, positions, shares):
     assert rotation((7, 8, 16), frequencies, positions).shares_table == shares
 
 
@@ -196,9 +204,9 @@ def test_a_program_for_a_platform_has_its_lowering(platform, operation):
     assert f"stablehlo.{operation} " in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_an_axis_of_one_that_a_mesh_shards(on_cpu):
+def test_an_axis_of_size_1_keeps_its_sharding(on_cpu):
     mesh = jax.make_mesh((8, 1), ("d", "m"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices("cpu"))
-    x = vectors(1, np.float32)[[0, 2] * 4][..., None, :]
+    x = vectors(1, np.float32)[[0, 2] * 4][..., None, :]  # eight finite vectors
     with jax.set_mesh(mesh):
         sharded = jax.device_put(x, NamedSharding(mesh, P("d", "m", None, None)))
         got = jax.jit(functools.partial(pe.rotary, head_axis=-2, positions=np.zeros((8, 1), int)))(sharded)

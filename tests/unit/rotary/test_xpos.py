@@ -1,8 +1,8 @@
 """`xpos` rotates queries and keys and scales them by powers of their distance from an origin.
 
-- It is the formula, in either layout, with any scale_base and gamma; features beyond the width stay.
+- It is the formula, in either layout, with any scale_base and gamma. Features beyond the width keep their bits.
 - Distances are exact wherever positions and origin are, in integers and in floats.
-- The power of two behind the scale is right to 2e-7, and 0 or infinite out of range.
+- The power of two that makes the scale is right to 2e-7, and 0 or infinite out of range.
 - Products are float32 and rounded once, in the derivative too.
 """
 
@@ -49,7 +49,7 @@ def test_positions_count_from_zero_and_keys_share_them():
     np.testing.assert_array_equal(*both(x))
 
 
-NEAR, FAR = 2**31 - 128, 2**31 - 65  # of which float32 holds the first alone
+NEAR, FAR = 2**31 - 128, 2**31 - 65  # float32 holds NEAR, but rounds FAR
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ NEAR, FAR = 2**31 - 128, 2**31 - 65  # of which float32 holds the first alone
 def test_distances_from_the_origin_are_exact(positions, origin, distance):
     x = normal(5, 1, 8)
     query, _ = decayed(x, x, positions, origin=origin)
-    lengths, before = (np.abs(rotations.as_complex(y, "half"))[..., 0] for y in (query, x))  # which decay most
+    # the first pair decays most
+    lengths, before = (np.abs(rotations.as_complex(y, "half"))[..., 0] for y in (query, x))
     want = before * np.float64(0.4 / 1.4) ** (distance / 512)
     assert_within(lengths, want, 1e-4 * want, against="float64")
 
@@ -75,13 +76,13 @@ def test_far_before_the_origin_a_query_is_infinite_and_a_key_zero():
     assert not np.isfinite(query).any() and not key.any()
 
 
-def test_two_to_the_power():
+def test_exp2_is_right_to_2e_7_and_exact_at_integers():
     x = np.concatenate([np.linspace(-126, 128, 100_001)[:-1], [0, 1, -1, 127.99999]]).astype(np.float32)
     whole, beyond = np.arange(-126, 128, dtype=np.float32), np.float32([128, 1e9, -127, -1e9, np.inf, np.nan])
     got = np.asarray(jax.jit(xpos._exp2)(np.concatenate([x, whole, beyond])), np.float64)
     got, of_whole, of_beyond = np.split(got, [x.size, x.size + whole.size])
     assert_within(got, np.exp2(np.float64(x)), 2e-7 * np.exp2(np.float64(x)), against="float64")
-    np.testing.assert_array_equal(of_whole, np.ldexp(1.0, whole.astype(int)))  # exp2 may be a bit off
+    np.testing.assert_array_equal(of_whole, np.ldexp(1.0, whole.astype(int)))  # NumPy's exp2 may be a bit off
     np.testing.assert_array_equal(of_beyond, [np.inf, np.inf, 0, 0, np.nan, np.nan])
 
 
@@ -117,6 +118,6 @@ X, AT = np.zeros((5, 3, 8), np.float32), np.zeros((5, 2), int)
         (ValueError, "layout must be one of", {"layout": "neox"}),
     ],
 )
-def test_errors(error, match, change):
+def test_invalid_arguments_raise(error, match, change):
     with pytest.raises(error, match=f"^xpos: {match}"):
         pe.xpos(**{"query": X, "key": X, "head_axis": -2} | change)
