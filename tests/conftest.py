@@ -1,4 +1,8 @@
-"""Eight CPU devices and strict promotion, before anything uses JAX; programs compiled once."""
+"""Settings and fixtures of all tests.
+
+- Eight CPU devices, strict promotion, and a cache of compiled programs, set before anything uses JAX.
+- Each test draws its own random numbers, and leaves neither print options nor, after its file, programs behind.
+"""
 
 import contextlib
 import gc
@@ -30,7 +34,7 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class Announcer:
-    """Names a failure when it happens; pytest's report comes at the end."""
+    """Prints a failure when it happens; pytest's own report comes at the end."""
 
     def __init__(self, terminal):
         self.terminal = terminal
@@ -59,7 +63,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def drawn_anew(request):
-    """What a test draws follows from its file's name and its own, not from the tests before it."""
+    """Seeds the module's RNG by the names of the file and of the test, whatever tests ran before."""
     if rng := getattr(request.module, "RNG", None):
         name = f"{request.path.name}::{request.node.name}"
         rng.bit_generator.state = np.random.default_rng(zlib.crc32(name.encode())).bit_generator.state
@@ -67,21 +71,21 @@ def drawn_anew(request):
 
 @pytest.fixture(autouse=True)
 def printed_as_before():
-    """Code of a page may set how arrays are printed."""
+    """Restores how arrays are printed, which the code of a page may change."""
     with np.printoptions():
         yield
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forgotten():
-    """Programs of one file rarely serve another, and all of them together take 4 GB of each worker."""
+    """Drops a file's programs after it: they rarely serve another file, and all would take 4 GB per worker."""
     yield
     jax.clear_caches()
 
 
 @pytest.fixture(scope="module")
 def compiled_anew(request):
-    """For files whose subject is what the compiler makes for users; nothing of it was kept before."""
+    """Compiles as users do and without the cache, in files that test what the compiler makes."""
     compile_sooner(False)
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
@@ -93,7 +97,7 @@ def compiled_anew(request):
 
 @pytest.fixture
 def on_cpu():
-    """One device's results are compared with those of many, which are CPU devices: so it is one of them."""
+    """Makes a CPU the default device, in tests that compare one device with the eight CPU devices."""
     first = jax.devices("cpu")[0]
     with contextlib.nullcontext() if first in jax.devices() else jax.default_device(first):
         yield

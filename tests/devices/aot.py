@@ -1,7 +1,7 @@
-"""Ahead-of-time compilation for accelerators that are not there, and what the compiled text shows.
+"""Ahead-of-time compilation for accelerators that this machine lacks, and facts that the compiled text shows.
 
-The compilers are the real ones, so fusions, temporaries and collectives are facts; only the running is missing. Tests
-and `benchmarks/compiled.py` both compile by this.
+The compilers are the real ones, so fusions, temporaries and collectives are real; only nothing is run. Tests and
+`benchmarks/compiled.py` both use this module.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 COLLECTIVES = {"all-gather", "all-reduce", "reduce-scatter", "collective-permute", "collective-broadcast"}
 COLLECTIVES |= {"all-to-all", "ragged-all-to-all"}
-# A matrix product rounds phases to TF32 or bfloat16; the others are passes over memory of their own.
+# Operations that an exact elementwise function must not have: a matrix product rounds phases to TF32 or bfloat16, and
+# the others are separate passes over memory.
 SLOW = {"dot", "convolution", "custom-call", "sort", "gather", "scatter", "while"}
-FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # they write nothing
-BUFFERS = re.compile('"(AllocateBuffer|AssumeGatherIndicesInBound|ConcatBitcast)"')  # calls that compute nothing
+FREE = {"parameter", "bitcast", "tuple", "get-tuple-element", "constant"}  # operations that write nothing
+BUFFERS = re.compile('"(AllocateBuffer|AssumeGatherIndicesInBound|ConcatBitcast)"')  # custom calls that compute nothing
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.+?) ([a-z][\w\-]*)\((.*)$", re.M)
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) [^\n]*\{\n(.*?)^\}", re.M | re.S)
@@ -34,13 +35,13 @@ _SHAPE = re.compile(r"\b(?:pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 
 @functools.cache
 def tpu_topology(name: str) -> Any:
-    """As "v5e:2x2"; needs libtpu, told not to look for a device."""
+    """The topology of a name such as "v5e:2x2". It needs libtpu, set not to look for a device."""
     return topologies.get_topology_desc(platform="tpu", topology_name=name)
 
 
 @functools.cache
 def h200_topology() -> Any:
-    """Needs the CUDA plugin of JAX and its compiler alone."""
+    """The topology of one H200. It needs only JAX's CUDA plugin and its compiler."""
     config = (Path(__file__).parent / "h200.txtpb").read_text()
     return topologies.get_topology_desc("h200", platform="cuda", topology="1x1x1", target_config=config)
 
@@ -56,18 +57,18 @@ class Compiled:
 
     @functools.cached_property
     def cycles(self) -> int:
-        """As the TPU compiler estimates them; the CUDA compiler estimates none."""
+        """The sum of cycles that the TPU compiler estimates; the CUDA compiler estimates none."""
         cycles = [int(n) for n in re.findall(r'"estimated_cycles":"(\d+)"', self.text)]
         return sum(n for n in cycles if n < 2**62)  # the largest int64 stands for "unknown"
 
     @property
     def outside(self) -> list[tuple[str, str, str]]:
-        """The types, names and the rest of the operations outside fusions."""
+        """(type of the result, name, operands and attributes) of each operation outside fusions and loops."""
         return _INSTRUCTION.findall(self.text[self.text.index("\nENTRY ") :])
 
     @functools.cached_property
     def sizes(self) -> set[int]:
-        """Of all axes of all arrays, in loops too; what is inside a fusion is no array in memory."""
+        """The sizes of all axes of all arrays in memory, in loops too; arrays inside fusions are not in memory."""
         fused = set(re.findall(r" fusion\([^\n]*?calls=%?([\w.\-]+)", self.text))
         bodies = [body for name, body in _COMPUTATION.findall(self.text) if name not in fused]
         types = (shape for body in bodies for shape, _, _ in _INSTRUCTION.findall(body))
@@ -75,7 +76,7 @@ class Compiled:
 
     @functools.cached_property
     def operations(self) -> set[str]:
-        """The names of all operations, inside fusions too; an asynchronous one under its plain name."""
+        """The names of all operations, inside fusions too; "-start", "-done" and "-update" are left out of names."""
         named = {name for _, name, rest in _INSTRUCTION.findall(self.text) if not BUFFERS.search(rest)}
         return {re.sub(r"-(start|done|update)$", "", name) for name in named}
 
@@ -98,27 +99,28 @@ class Compiled:
 
     @property
     def fusions(self) -> int:
+        """How many fusions there are."""
         return len(re.findall(r" fusion\(", self.text))
 
     def check_elementwise(self, temporaries: int) -> None:
-        """One pass over memory: one fusion writes the output, and nothing else of its size exists."""
+        """Asserts one pass over memory: one fusion writes the output, and nothing else of its size exists."""
         assert self.large == ["fusion"]
         assert self.temporaries <= temporaries
         self.check_exact()
 
     def check_exact(self) -> None:
-        """Nothing that rounds a phase or leaves the device."""
+        """Asserts that no operation rounds a phase, passes over memory separately, or leaves the device."""
         assert not self.operations & (SLOW | COLLECTIVES)
         assert "f64[" not in self.text
 
 
 def elements_of(shape: str) -> int:
-    """The largest array in an HLO type."""
+    """How many elements the largest array in an HLO type has."""
     return max((math.prod(int(n) for n in s.split(",") if n) for s in _SHAPE.findall(shape)), default=0)
 
 
 def sizes_of(shape: str) -> list[int]:
-    """The bytes of each array in an HLO type but for scalars."""
+    """The bytes of each array in an HLO type, without scalars."""
     found = re.findall(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]+)\]", shape)
     return [math.prod(int(n) for n in dims.split(",")) * int(bits or 8) // 8 for _, bits, dims in found]
 
@@ -135,7 +137,7 @@ class Target:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
     def compile(self, function: Callable[..., Any], *arguments: Any, out: Any = ()) -> Compiled:
-        """`function`, jitted, for arguments (shape, dtype, *axes of the mesh), its first result sharded by `out`."""
+        """Compiles `function` for arguments (shape, dtype, *axes of the mesh); `out` shards its first result."""
         described = [jax.ShapeDtypeStruct(s, d, sharding=self._sharding(spec)) for s, d, *spec in arguments]
         results, sharding = jax.eval_shape(function, *described), self._sharding(out)
         first, structure = jax.tree.leaves(results)[0], jax.tree.structure(results)
@@ -147,10 +149,10 @@ class Target:
 
     @functools.cache  # noqa: B019 - targets live as long as the session
     def copy(self, shape: tuple[int, ...], dtype: Any) -> Compiled:
-        """The yardstick: one elementwise read and write."""
+        """The yardstick for functions of x: one elementwise read and write."""
         return self.compile(lambda x: x + jnp.ones((), dtype), (shape, dtype))
 
     @functools.cache  # noqa: B019
     def fill(self, shape: tuple[int, ...], dtype: Any) -> Compiled:
-        """The yardstick for what reads nothing: one write, of a value that cannot be folded into a constant."""
+        """The yardstick for functions that read little: one write, of a value that is no constant."""
         return self.compile(lambda value: jnp.full(shape, value), ((), dtype))

@@ -1,6 +1,6 @@
-"""What is compiled for whole TPU pods: up to 2³¹ positions over 256 and 512 chips, given as shapes alone.
+"""Cases for whole TPU pods: functions of up to 2³¹ positions over 256 and 512 chips, given as shapes alone.
 
-`test_pods.py` says what must hold; `benchmarks/pods.py` writes the tables of the documentation.
+`test_pods.py` tests them, and `benchmarks/pods.py` writes the tables of the documentation from them.
 """
 
 import dataclasses
@@ -21,19 +21,20 @@ from devices.aot import Compiled, tpu_topology
 from oracles import encodings
 
 AXES = D, S, H = "data", "sequence", "heads"
-# With the mesh of three axes.
+# Name of a pod → shape of its mesh with three axes
 PODS = {"v5e:16x16": (4, 16, 4), "v6e:16x16": (4, 16, 4), "v5p:8x8x8": (8, 8, 8)}
 SIZES = {"v5p:4x8x8": (4, 8, 8), "v5p:8x8x8": (8, 8, 8), "v5p:16x16x16": (16, 16, 16)}  # of one kind of chip
 LARGEST = {"v5p:64x32x32": (64, 32, 32)}  # the compiler takes it, two minutes a case; no such pod is built
-N, SMALL = 2**30, 2**22  # positions; bytes that count as none, an int32 for a quarter of a device's positions at 256
+N = 2**30  # positions
+SMALL = 2**22  # bytes that count as none: an int32 for a quarter of the positions of one of 256 devices
 F32, BF16, I32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A function, its arguments (shape, dtype, what shards it), what shards its results, and what it may keep.
+    """A function, its arguments (shape, dtype, PartitionSpec), the PartitionSpec of its results, and what it may keep.
 
-    Of the positions along the sequence each device has a share, for each of which it may keep so many bytes.
+    `kept` bytes of temporaries are allowed for each position that a device has.
     """
 
     name: str
@@ -41,17 +42,17 @@ class Case:
     arguments: tuple
     out: P
     kept: int = 0
-    mode: str = "jit"  # on Auto axes, "explicit" or "shard_map"
+    mode: str = "jit"  # "jit" on Auto axes, "explicit", or "shard_map", where the function first takes a device's index
     three: bool = False  # whether the mesh has three axes rather than one for the sequence
     length: int = N
 
     def mesh(self, pod):
-        """Its shape."""
+        """The shape of the mesh."""
         shape = (PODS | SIZES | LARGEST)[pod]
         return shape if self.three else (1, math.prod(shape), 1)
 
     def positions(self, pod):
-        """Along the sequence, on one device."""
+        """How many positions along the sequence one device has."""
         return self.length // self.mesh(pod)[1]
 
     def share(self, pod):
@@ -69,7 +70,7 @@ class Case:
         return jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(*a[:2]) for a in self.arguments))
 
     def compile(self, pod):
-        """For all chips of a pod."""
+        """The function compiled for all chips of a pod."""
         mesh = _mesh(pod, self.mesh(pod), AxisType.Explicit if self.mode == "explicit" else AxisType.Auto)
         described = [jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(mesh, spec)) for s, d, spec in self.arguments]
         function, settings = self.function, {}
@@ -94,7 +95,7 @@ class Case:
         }
 
     def check(self, pod, figures):
-        """No collective, and a device has its share of everything and keeps nothing that is not stated."""
+        """Asserts no collective, a share of arguments and result, and no temporaries beyond `kept`."""
         assert not figures["collectives"], figures["collectives"]
         for share, name in zip(self.share(pod), ("arguments", "result"), strict=True):
             assert share <= figures[name] <= share + SMALL, name
@@ -112,7 +113,7 @@ rotary = partial(pe.rotary, head_axis=-2)
 
 
 def _back(dy, **settings):
-    """The derivative by what was rotated, which it does not ask for."""
+    """The derivative by x, which does not depend on x."""
     return jax.vjp(partial(rotary, **settings), jnp.zeros_like(dy))[1](dy)[0]
 
 
@@ -121,12 +122,12 @@ def _fire(i, j, *mlp):
 
 
 def _array(*shape):
-    """The same on every device."""
+    """A float32 argument that is whole on every device."""
     return shape, F32, P()
 
 
 def cases(pod):
-    """All of them; arrays of batches and heads have as many as the mesh asks for."""
+    """All cases; with a mesh of three axes, arrays have as many batches and heads as it splits."""
     d, s, h = (PODS | SIZES | LARGEST)[pod]
     n, long = d * s * h, 2**21 * s
     row, rows, headed = P(S), P(None, S), P(D, S, H)
@@ -138,9 +139,9 @@ def cases(pod):
     offsets = ((N // 256,), I32, row)
     table, shift = (partial(f, frequencies=128) for f in (pe.sinusoidal, pe.shift))
     interleaved, explicit, three = {"layout": "interleaved"}, {"mode": "explicit"}, {"three": True, "length": long}
-    # What a device keeps for each of its positions: cosines and sines of float32; what the heads share, for each of 16
-    # keys, and words of the position; a lookup before its check. The Fourier features are as they were seen: cosines
-    # and sines before they stand side by side.
+    # Bytes that a device keeps for each of its positions. `pairs`: float32 cosines and sines. `distance`: a distance to
+    # each of 16 keys, which heads share, and a word of the position. Lookups keep rows before their check, and
+    # fourier_features cosines and sines before they are put side by side, as was seen.
     pairs, distance = {"kept": 2 * 128 * 4}, {"kept": 16 * 4 + 4}
 
     def shards(order):
@@ -171,7 +172,7 @@ def cases(pod):
         Case("rotary, two heads", rotary, (few,), rows),
         Case("rotary, batch and heads", rotary, (q3, ((d, long), I32, P(D, S))), headed, **pairs, **three),
         Case("rotary, batch and heads, counted, Explicit", rotary, (q3,), headed, **pairs, **explicit, **three),
-        # And two words of the position for its decay.
+        # Cosines and sines, and two words of each position for the decay
         Case("xpos", partial(pe.xpos, head_axis=-2), (few, few, p), rows, 2 * 128 * 4 + 2 * 4),
         Case("prope", partial(pe.prope, role="key", head_axis=-2), (patches, ((N // 4096, 1, 4, 4), F32, row)), row),
         Case("shift", shift, (x, ((), I32, P())), rows),

@@ -1,4 +1,7 @@
-"""What pages, README and workflows name exists: sessions, paths, references; actions are pinned."""
+"""Whatever pages, README and the paper name exists: sessions of nox, paths, files, references.
+
+And the actions of workflows are pinned by their commits.
+"""
 
 import re
 
@@ -13,7 +16,7 @@ def test_every_session_and_path_that_is_named_exists():
     sessions = set(re.findall(r"^def (\w+)\(session", text_of("noxfile.py"), re.MULTILINE))
     for page, text in PAGES.items():
         named = {name for found in re.findall(r'nox -s "?([a-z0-9_ ]+)', text) for name in found.split()}
-        assert named - {"on", "NAME"} <= sessions, page
+        assert named - {"on", "NAME"} <= sessions, page  # "on" is prose after a name, NAME a placeholder
         folders = "tests|benchmarks|examples|demo|docs|conformance|posenc_jax"
         for path in re.findall(rf"`(?:python )?((?:{folders})/[\w/-]*(?:\.\w+)?)", text):
             assert (ROOT / path).exists(), f"{page}: {path}"

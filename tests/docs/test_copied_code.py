@@ -1,6 +1,8 @@
-"""Each block of a page runs from what a reader sees: the blocks before it, without folds left closed or other tabs.
+"""Each block of a page uses only names of blocks that a reader sees before it: in no closed fold and no other tab.
 
-`nox -s docs` runs all blocks of a page in one namespace, so it does not find what a reader lacks.
+- The same holds for each example of the reference, by itself.
+- Nothing is run: the names that code reads are found in its bytecode. `nox -s docs` runs all blocks of a page in one
+  namespace, so it does not find names that a reader lacks.
 """
 
 import builtins
@@ -18,8 +20,8 @@ from helpers.pages import ROOT, program, text_of
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
 PAGES |= {name: text_of(name) for name in ("README.md", "conformance/README.md")}
 HEAD, *RECIPES = re.split(r"^(?=## )", PAGES.pop("docs/recipes.md"), flags=re.MULTILINE)
-PAGES |= {recipe.partition("\n")[0]: HEAD + recipe for recipe in RECIPES}  # each needs the first lines alone
-# A block of code, what opens a fold, a tab or a box, or a line of text.
+PAGES |= {recipe.partition("\n")[0]: HEAD + recipe for recipe in RECIPES}  # each is copied after HEAD
+# One part of a page: a block of code; a line that opens a fold (???), a tab (===) or a box (!!!); or a line of text.
 PART = re.compile(
     r"^(?P<indent> *)(?:```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```"
     r'|(?P<opens>\?\?\?\+?|===|!!!)(?: \w+)?(?: "(?P<title>[^\n]*)")?|\S[^\n]*)$',
@@ -28,8 +30,8 @@ PART = re.compile(
 
 
 def blocks_of(markdown: str) -> list[tuple[str, set[int], set[str]]]:
-    """The blocks of a page as it is shown, assertions folded away; of each, its code, its closed folds and its tabs."""
-    around, blocks = [], []
+    """The blocks of Python of a page as it is shown, assertions folded: (code, closed folds, tabs) around each."""
+    around, blocks = [], []  # around: the folds, tabs and boxes that are open where the part stands
     for part in PART.finditer(program("folding").fold(markdown)):
         around = [outer for outer in around if len(outer["indent"]) < len(part["indent"])]
         if part["opens"]:
@@ -42,10 +44,11 @@ def blocks_of(markdown: str) -> list[tuple[str, set[int], set[str]]]:
 
 
 def lacking(source: str) -> set[str]:
-    """The names that code reads and does not define before. The body of a function counts at the end: it runs later."""
+    """The names that code reads before it defines them. Bodies of functions are read at the end, as they run later."""
     lacks, bound, functions = set(), {*dir(builtins), "__annotations__"}, []
 
     def visit(code, local):
+        """Adds what a code object lacks, where `bound` and `local` names are defined."""
         for step in dis.get_instructions(code):
             if inspect.iscode(step.argval):
                 if step.argval.co_flags & inspect.CO_OPTIMIZED:
@@ -65,7 +68,7 @@ def lacking(source: str) -> set[str]:
 
 @pytest.mark.parametrize("page", sorted(name for name, text in PAGES.items() if "python" in text))
 def test_each_block_runs_from_what_stands_visibly_before_it(page):
-    """A reader follows one tab and opens the folds around a block; what is folded may compare tabs."""
+    """A reader follows one tab and opens the folds around a block; code in a fold may use the names of all tabs."""
     blocks = blocks_of(PAGES[page])
     for tab in {"", *(tab for *_, tabs in blocks for tab in tabs)}:
         for n, (code, folds, tabs) in enumerate(blocks):

@@ -1,6 +1,10 @@
-"""The programs that make the pages of the text, code and outputs: nothing is overlooked, lost or shown wrongly.
+"""The programs of docs/ that make the pages: no block is overlooked, no line lost, and no wrong output shown.
 
-`nox -s docs` runs them over all pages, and tests/docs/site reads what they made.
+- `outputs` runs the blocks of Python and rejects pages that include something else than what a block printed.
+- `folding` hides assertions at the end of a block; `entries` writes the reference, with every public name.
+- Vendored files are the ones of their origin.
+
+`nox -s docs` runs these programs over all pages, and tests/docs/site reads what they made.
 """
 
 import hashlib
@@ -16,6 +20,7 @@ PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for
 
 
 def test_every_block_of_python_is_run_and_kept_by_folding():
+    """`outputs` finds every fence of Python, and `folding` only moves lines."""
     lines = re.compile(r"^ *(?!```|\?\?\?)(\S.*)$", flags=re.M)
     for page, text in PAGES.items():
         assert len(program("outputs").blocks_of(DOCS / page)) == text.count("```python"), page
@@ -49,6 +54,7 @@ def test_a_block_that_needs_a_newer_flax_is_not_run(version, runs):
 
 
 def test_every_public_name_is_on_an_api_page():
+    """An API page has an entry for it, written there or completed by `entries`."""
     entries = program("entries")
     shown = " ".join(entries.completed(text) for name, text in PAGES.items() if name.startswith("api/"))
     for module in ("", ".hf", ".kernels", ".nnx", ".linen", ".plot"):
@@ -71,8 +77,9 @@ def test_assertions_at_the_end_of_a_block_are_folded(code, shown, folded):
 
 @pytest.mark.parametrize("folder", ["docs/assets/katex", "docs/assets/iframe-worker", "tests/docs/browser/axe"])
 def test_what_is_vendored_is_what_its_origin_says(folder):
+    """Each file has the SHA-256 that ORIGIN.txt lists, and the license is among the files."""
     origin = (ROOT / folder / "ORIGIN.txt").read_text(encoding="utf-8")
-    sums = {name: of_file for of_file, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", origin, flags=re.MULTILINE)}
+    sums = {name: digest for digest, name in re.findall(r"^([0-9a-f]{64})  (\S+)$", origin, flags=re.MULTILINE)}
     assert "LICENSE" in sums
     for path in (ROOT / folder).rglob("*"):
         if path.is_file() and path.name != "ORIGIN.txt":

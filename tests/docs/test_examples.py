@@ -1,4 +1,7 @@
-"""The models of `examples/`: each runs and learns. `nox -s parity` compares T5 and the decoder with transformers."""
+"""The models of `examples/`: vit, t5 and dit run from the command line, and vit learns at two resolutions.
+
+`nox -s parity` compares T5 and the decoder with transformers.
+"""
 
 import importlib
 import sys
@@ -25,9 +28,11 @@ def example(monkeypatch):
 
 
 def test_rope_in_a_block_of_a_vit_sees_differences_of_positions_alone(example):
+    """Shifting the whole grid changes nothing; exchanging rows and columns does."""
     vit = example("vit")
     block = nnx.jit(drawn(lambda: vit.Block(32, 2, pe.axial(16, 2, 100.0), rngs=nnx.Rngs(0)), RNG))
-    x, grid = RNG.normal(size=(2, 15, 32)).astype(np.float32), np.indices((3, 5)).reshape(2, 15).T.astype(np.int32)
+    x = RNG.normal(size=(2, 15, 32)).astype(np.float32)
+    grid = np.indices((3, 5)).reshape(2, 15).T.astype(np.int32)  # (row, column) of 15 patches
     here, there, other = (np.asarray(block(x, p)) for p in (grid, grid + np.int32([100, -30]), grid[:, ::-1]))
     assert_within(there, here, 1e-5, against="the same grid elsewhere")
     assert np.abs(other - here).max() > 1e-3
@@ -35,14 +40,15 @@ def test_rope_in_a_block_of_a_vit_sees_differences_of_positions_alone(example):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "t5", "dit"])
-def test_they_run_from_the_command_line(example, name, monkeypatch, capsys):
+def test_the_models_run_from_the_command_line(example, name, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [name, "--steps", "25"])
     example(name).main()
-    assert len(capsys.readouterr().out.splitlines()) >= 3
+    assert len(capsys.readouterr().out.splitlines()) >= 3  # what each prints about its run
 
 
 @pytest.mark.slow
 def test_a_vit_with_sinusoids_learns_sides_and_keeps_them_at_another_resolution(example):
+    """After 150 steps the fraction of images whose side it names, where it trained and on a larger grid."""
     vit = example("vit")
     model, _ = vit.train("sincos", 150)
     assert vit.correct(model, *vit.made_images(RNG, 400, (5, 5))) > 0.9

@@ -1,4 +1,4 @@
-"""Notebooks are made of the pages: their text, code and outputs, and nothing that only the site understands."""
+"""A page becomes a notebook with its text, code and outputs, and without markup that only the site understands."""
 
 import re
 
@@ -6,6 +6,7 @@ import pytest
 
 from helpers.pages import program
 
+# A page with each kind of link, output, figure, tab and block
 PAGE = """# Title { #title }
 
 Text with [a link](../rope.md#here), [another](../choose.md?d=8#row), [one below](#title){ .class } and $x_{.5}$.
@@ -43,7 +44,7 @@ not_run
 
 @pytest.fixture
 def cells(tmp_path, monkeypatch):
-    """The cells of that page's notebook."""
+    """The cells of PAGE as a notebook; its outputs and its figure are in folders as `nox -s docs` leaves them."""
     notebooks, page = program("notebooks"), tmp_path / "notebooks" / "page.md"
     for folder in ("outputs", "figures", "notebooks"):
         (tmp_path / folder).mkdir()
@@ -57,8 +58,9 @@ def cells(tmp_path, monkeypatch):
     return notebooks.notebook(page)["cells"]
 
 
-def test_a_page_as_a_notebook(cells):
-    title, install, text, one, tab, two, rest = cells
+def test_a_page_becomes_a_notebook(cells):
+    """Links point to notebooks or the site, outputs are in their cells, and what is not run is text."""
+    title, install, text, one, tab, two, rest = cells  # one and two are the blocks of code
     assert title["source"] == "# Title" and "\n# %pip install" in install["source"]
     other = "[another](https://example.org/pe/choose.html?d=8#row)"
     assert text["source"] == f"Text with [a link](rope.ipynb), {other}, one below and $x_{{.5}}$."

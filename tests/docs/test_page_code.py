@@ -1,8 +1,7 @@
-"""Code that pages hand to a reader and do not prove themselves, run at settings of its own.
+"""Functions of pages that no assertion on the page checks give the right values, here at other settings.
 
-`nox -s docs` runs each block at the page's settings with its assertions, and `nox -s package` those of README. Here a
-function without an assertion is compared with float64 NumPy (oracles), or with what the authors' own code computed
-(oracles/recorded).
+The truth is float64 NumPy (oracles), or what the authors' own code computed (oracles/recorded). `nox -s docs` runs each
+block at the page's settings with its assertions, and `nox -s package` runs the blocks of README.
 """
 
 import functools
@@ -24,9 +23,11 @@ from posenc_jax.nnx import RotaryEncoding, positional_attention
 RNG = np.random.default_rng(0)
 BATCH, SEQ, HEADS, WIDTH, BASE = 2, 12, 3, 8, 500.0
 SPECTRUM = pe.geometric(WIDTH, BASE)
+# Positions that count from 0, positions of each row, and (batch, seq, heads, features)
 COUNTED = np.arange(SEQ)
 PLACES = RNG.integers(0, 800, (BATCH, SEQ)).astype(np.int32)
 Q, K, V = RNG.normal(size=(3, BATCH, SEQ, HEADS, WIDTH)).astype(np.float32)
+# The imports that the pages begin with
 NAMES = {"pe": pe, "jax": jax, "jnp": jnp, "np": np, "nnx": nnx, "functools": functools}
 
 
@@ -37,11 +38,12 @@ def as_a_user_runs_them():
 
 
 def compiled(function):
+    """The function by jit, where every argument is a constant."""
     return lambda *arguments: jax.jit(lambda: function(*arguments))()
 
 
 def of_page(page, name, **names):
-    """A function of a page; `names` is what it finds around it."""
+    """A function of a page, by jit; `names` are the globals that it uses besides NAMES."""
     return compiled(pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]])
 
 
@@ -49,15 +51,17 @@ recipe = functools.partial(of_page, "docs/recipes.md")
 
 
 def rotate(x, positions=None):
-    """The recipes' short name, of another spectrum."""
+    """Stands for the recipes' `rotate`, with SPECTRUM in place of their frequencies."""
     return pe.rotary(x, positions, SPECTRUM, head_axis=-2)
 
 
 def omega(width, base):
+    """Angular frequencies of the pairs, in float64."""
     return float(base) ** (-np.arange(0, width, 2) / width)
 
 
 def rotated(x, positions, layout="half"):
+    """RoPE by SPECTRUM in float64."""
     return rotations.rotate_by(x, positions[..., None, None] * omega(WIDTH, BASE), layout)
 
 
@@ -67,9 +71,11 @@ def sinusoids(positions, width=WIDTH):
 
 
 def causal(q, k, v, **options):
+    """Causal attention in float64."""
     return attention.dense(q, k, v, seen=attention.may_see(COUNTED, COUNTED, causal=True), **options).y
 
 
+# What decoding must give token by token
 WHOLE = causal(rotated(Q, COUNTED), rotated(K, COUNTED), V)
 
 
@@ -85,7 +91,7 @@ COS, SIN = (np.float32(np.tile(wave, 2)) for wave in (np.cos(ANGLES), np.sin(ANG
 HEADS_FIRST = Q.swapaxes(1, 2), rotated(Q, PLACES).swapaxes(1, 2)
 ODD, PHASES = np.pad(X, [(0, 0), (0, 0), (0, 1)]), COUNTED[:, None] * 1e4 ** -np.linspace(0, 1, WIDTH // 2)
 SIGNAL = np.hstack([np.sin(PHASES), np.cos(PHASES), np.zeros((SEQ, 1))])
-# For each row of the table, in its order: x, what comes out, and what is called with the value of the row's code.
+# For each row of the table, in its order: x, the result, and, if the row's code makes a function, a call of it
 REPLACED = [
     (X, rotated(Q, COUNTED)[:, :, 0], lambda rope: rope(X)),
     (X, rotated(Q, PLACES)[:, :, 0]),
@@ -108,12 +114,17 @@ ROWS = [here for _, here in pages.rows("docs/recipes.md", "there") if not here.s
 
 @pytest.mark.parametrize(("here", "replaced"), [*zip(ROWS, REPLACED, strict=True)])
 def test_what_replaces_a_line(here, replaced):
+    """The first piece of code in the row, evaluated with x and the other names of the row."""
     x, want, *call = replaced
     names = {"x": x, "d": x.shape[-1], "f": SPECTRUM, "theta": BASE, "head_dim": WIDTH, "positions": PLACES}
     names |= {"pe": pe, "RotaryEncoding": RotaryEncoding, "positional_attention": positional_attention}
     names |= {"cos": COS, "sin": SIN, "table": TABLE}
-    value = lambda: eval(pages.code_in(here)[0], names)  # noqa: E731
-    assert_within(jax.jit(lambda: call[0](value()) if call else value())(), want, 1e-6)
+
+    def result():
+        value = eval(pages.code_in(here)[0], names)
+        return call[0](value) if call else value
+
+    assert_within(jax.jit(result)(), want, 1e-6)
 
 
 # recipes.md: encodings, biases and caches
@@ -151,20 +162,21 @@ def test_attention_of_sam_over_three_rows_of_four_patches():
 def test_forgetting_attention():
     logits = float32s(BATCH, SEQ, HEADS)
     i, j = COUNTED[:, None, None], COUNTED[:, None]
-    between = (i >= COUNTED) & (COUNTED > j)  # [i, j, k]: gate k stands after key j, up to query i
+    between = (i >= COUNTED) & (COUNTED > j)  # [i, j, k]: whether gate k is after key j and not after query i
     bias = np.einsum("bkh,ijk->bhij", -np.log1p(np.exp(-np.float64(logits))), between)
     forgetting = recipe("forgetting", of_gates=recipe("of_gates"))
     assert_within(forgetting(Q, K, V, logits), causal(Q, K, V, bias=bias), 5e-6)
 
 
 def test_attention_in_plain_jax():
-    table = float32s(32, HEADS)
+    table = float32s(32, HEADS)  # of T5, 32 buckets
     bias = np.moveaxis(table[np.maximum(COUNTED[:, None] - COUNTED, 0)], -1, 0)  # each distance below 16 has a bucket
     got = jax.jit(recipe("attention_layer"), static_argnums=4)(table, Q, K, V, SPECTRUM)
     assert_within(got, causal(rotated(Q, COUNTED), rotated(K, COUNTED), V, bias=bias), 3e-6)
 
 
 def test_a_sliding_cache_behind_sinks():
+    """StreamingLLM: two sinks and the last three tokens, at positions in the cache."""
     sinks, recent = 2, 3
     step = jax.jit(recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
     cache = tuple(np.zeros((2, BATCH, sinks + recent, HEADS, WIDTH), np.float32))
@@ -187,6 +199,7 @@ def test_a_paged_cache_of_rows_at_different_positions():
 
 
 def test_decoding_with_m_rope():
+    """A prompt of a token, an image of 2 × 4 patches and two tokens, and then one token more."""
     image = [[1, r, c] for r in (1, 2) for c in (1, 2, 3, 4)]
     coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve slots
     extend = jax.jit(recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1))))
@@ -213,10 +226,11 @@ def test_cameras_of_a_layer():
     assert_within(got, transformed(inside, "output"), 2e-5)
 
 
-# recipes.md, dimensions.md: beside the authors' code
+# recipes.md, dimensions.md: beside what the authors' code computed
 
 
 def recorded_cases(file, key, name):
+    """The recorded cases of a file whose `key` is `name`, with arrays in place of lists."""
     found = [case for case in recorded.cases(file) if case[key] == name]
     return [{key: np.array(x) if isinstance(x, list) else x for key, x in case.items()} for case in found]
 
@@ -236,8 +250,9 @@ def test_fope(name):
 
 
 def test_selective_rope():
-    (case,), own = recorded_cases("authors", "name", "Selective RoPE"), types.SimpleNamespace(**vars(pe))
-    own.geometric = lambda *_: pe.geometric(8, 100.0)  # in place of the page's
+    (case,) = recorded_cases("authors", "name", "Selective RoPE")
+    own = types.SimpleNamespace(**vars(pe))
+    own.geometric = lambda *_: pe.geometric(8, 100.0)  # the authors' frequencies in place of the page's
     got = recipe("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
     for x, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(x, case[name], 5e-6)
@@ -252,7 +267,8 @@ def test_jittered_coordinates():
         assert_within(drawn(None, np.float32(case["positions"]), *limits), case["moved"], 1e-6)
 
 
-def test_turns_of_models_that_do_not_rotate():
+def test_formulas_of_models_that_do_not_rotate():
+    """ERNIE-Image, V-JEPA 2 and HunyuanVL multiply members of a pair by cosines and sines of different angles."""
     page = pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
     names = "ernie_image", "vjepa2", "hunyuan_vl"
     (ernie,), (vjepa,), (hunyuan,) = (recorded_cases("turns", "model", name) for name in names)
@@ -289,6 +305,7 @@ def test_positions_of_eva_02_are_scaled_to_the_grid_of_training():
 
 
 def test_self_extend():
+    """Near offsets stay; beyond the window, positions count in groups. Each pair is rotated by its own offset."""
     q, k, window, group = Q[0], K[0], 5, 2
     i, j = COUNTED[:, None], COUNTED
     offsets = np.where(i - j < window, i - j, i // group - j // group + window - window // group)

@@ -1,4 +1,4 @@
-"""Tables and sentences that programs of docs/ write into pages, beside the formula and what the models' papers say."""
+"""Tables and sentences that programs of docs/ write into pages agree with formulas, papers and recorded results."""
 
 import json
 
@@ -23,19 +23,22 @@ def test_the_reach_of_a_base_is_that_of_its_paper(monkeypatch):
 
 
 def rows(table):
+    """The cells of a Markdown table by the first cell of their row."""
     cells = ([cell.strip() for cell in row[1:-1].split("|")] for row in table.split("\n")[2:])
     return {name: rest for name, *rest in cells}
 
 
 def test_bases_of_the_sheet():
+    """For each base: the longest wavelength, and how many of 64 wavelengths fit into each length."""
     table, i = rows(program("sheet").bases()), np.arange(64)
     for base in (10_000, 500_000, 1_000_000, 10_000_000):
         wavelengths = 2 * np.pi * base ** (i / 64)
-        turning = [f"{(wavelengths <= length).sum()} of 64" for length in (4096, 32_768, 131_072)]
-        assert table[f"{base:,}"] == [f"{wavelengths[-1]:,.0f}", *turning]
+        fitting = [f"{(wavelengths <= length).sum()} of 64" for length in (4096, 32_768, 131_072)]
+        assert table[f"{base:,}"] == [f"{wavelengths[-1]:,.0f}", *fitting]
 
 
 def test_models_of_the_sheet():
+    """Columns: base, layout, rotated features, layers with positions, scaling."""
     table = rows(program("sheet").models())
     assert table["Pythia 410M"] == ["10,000", "half", "16 of 64", "all", "–"]
     assert table["Gemma 3 27B"][0::4] == ["10,000 and 1,000,000", "linear, $s = 8$ in 10 of 62 layers"]

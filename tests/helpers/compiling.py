@@ -1,7 +1,7 @@
-"""How XLA compiles for a CPU in half of the time, to machine code that is less optimized.
+"""Compiler options with which XLA takes half of the time on a CPU and optimizes less.
 
-Default tests compile so, because most of their programs run once, but for the files whose subject is what the compiler
-makes; `nox -s tests_all` compiles as users do.
+The default tests compile with them, because most of their programs run once. Files that test what the compiler makes
+use the fixture `compiled_anew` and compile as users do, as `nox -s tests_all` does for all files.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax._src import compiler
 OPTIONS: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 if jax.__version_info__ < (0, 11):
     OPTIONS["xla_cpu_use_fusion_emitters"] = False
+# JAX's own function, for which `compile_sooner` may put `_sooner`
 as_users = compiler.get_compile_options
 
 
@@ -22,5 +23,5 @@ def _sooner(*args: Any, env_options_overrides: dict[str, Any] | None = None, **r
 
 
 def compile_sooner(sooner: bool) -> None:
-    """From now on; what has been compiled stays."""
+    """Compiles with OPTIONS from now on, or as users do; what has been compiled stays."""
     compiler.get_compile_options = _sooner if sooner else as_users

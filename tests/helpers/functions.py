@@ -1,8 +1,10 @@
-"""Every public function with a valid call, a row each: the table that the tests of shared properties go through.
+"""The table of all public functions: a valid call of each, for the tests of properties that all functions share.
 
-A letter names each axis of an array. Devices may share b batch, s sequence, t sequence of keys, h heads and f features.
-On each device these must be whole: d features, p pairs, a coordinates, c matrices, w tables, q and k tokens. Of other
-letters nothing is said.
+A letter names each axis of an array:
+
+- Devices may split b batch, s sequence, t sequence of keys, h heads, f features (SHARED).
+- Each device needs the whole of d features, p pairs, a coordinates, c matrices, w tables, q queries, k keys (WHOLE).
+- r table rows, e features, and the small axes o and l are tested for neither.
 """
 
 from __future__ import annotations
@@ -39,19 +41,20 @@ class Row:
     def __init__(
         self, function: Callable[..., Any], result: Any, formula: Any = None, *, exact: bool = True, **given: Any
     ) -> None:
-        self.function, self.given = function, given
-        self.result = result  # the axes of the result, or of each
-        self.formula = formula  # the same in float64 NumPy, of the same arguments
-        self.exact = exact  # every program gives the same bits: no sum in an order of the compiler's is in it
+        self.function, self.given = function, given  # given: arguments by name; arrays of the tests are Named
+        self.result = result  # the axes of the result, or of each of several results
+        self.formula = formula  # the same function of the same arguments, in float64 NumPy
+        self.exact = exact  # whether every program gives the same bits: it has no sum that compilers may reorder
         leaves, self._tree = jax.tree.flatten_with_path(given)
         self._leaves = [leaf for _, leaf in leaves]
+        # Of the Named leaves: where they are among all leaves, and the argument, the array and the axes of each
         self._at = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, Named)]
-        self.names = [leaves[i][0][0].key for i in self._at]  # the argument that each array is of
+        self.names = [leaves[i][0][0].key for i in self._at]
         self.arrays = [self._leaves[i].value for i in self._at]
         self.axes = [self._leaves[i].axes for i in self._at]
 
     def filled(self, arrays: Any) -> dict[str, Any]:
-        """The arguments, of these arrays."""
+        """All arguments by name, with these arrays in place of the Named ones."""
         leaves = dict(enumerate(self._leaves)) | dict(zip(self._at, arrays, strict=True))
         return self._tree.unflatten(leaves.values())
 
@@ -64,32 +67,34 @@ class Row:
 
     @property
     def floats(self) -> list[np.ndarray]:
-        """The arrays by which there are derivatives."""
+        """The float32 arrays, by which tests take derivatives."""
         return [x for x in self.arrays if x.dtype == np.float32]
 
     def with_floats(self, floats: Any) -> list[Any]:
-        """The arrays, of these floats."""
-        moving = iter(floats)
-        return [next(moving) if x.dtype == np.float32 else x for x in self.arrays]
+        """All arrays, with these in place of the float32 ones."""
+        remaining = iter(floats)
+        return [next(remaining) if x.dtype == np.float32 else x for x in self.arrays]
 
     def truth(self, floats: Any) -> Any:
-        """What the formula gives."""
+        """The result of the formula where the float32 arrays are these."""
         return self.formula(**self.filled(self.with_floats(floats)))
 
 
 def _angles(positions: Any, frequencies: Any) -> np.ndarray:
-    """(batch, seq, heads or 1, pairs), of frequencies (pairs,) or (heads, axes, pairs)."""
+    """Angles (batch, seq, heads or 1, pairs) from frequencies (pairs,) or (heads, axes, pairs)."""
     if np.ndim(frequencies) == 1:
         return positions[..., None, None] * frequencies
     return np.einsum("bsa,haf->bshf", positions, frequencies)
 
 
 def _rotated(x: Any, positions: Any, frequencies: Any, layout: str = "half", part: str = "first", **given: Any) -> Any:
+    """The formula of `rotary`."""
     sign = -1 if given.get("inverse") else 1
     return rotations.rotate_by(x, sign * _angles(positions, frequencies), layout, part)
 
 
 def _decayed(query: Any, key: Any, positions: Any, frequencies: Any, scale_base: float, **_: Any) -> Any:
+    """The formula of `xpos`."""
     angles = _angles(positions, frequencies)
     distance = np.broadcast_to(positions[..., None], query.shape[:-1])
     each = (query, distance), (key, -distance)
@@ -97,12 +102,13 @@ def _decayed(query: Any, key: Any, positions: Any, frequencies: Any, scale_base:
 
 
 def _polar(x: Any, positions: Any, frequencies: Any, phase: Any, **_: Any) -> np.ndarray:
+    """The formula of `pope`."""
     angles = _angles(positions, frequencies) + phase
     return rotations.pope(x, np.sin(angles), np.cos(angles), "half")
 
 
 def _camera(m: Any, turns: Any, shift: Any) -> Any:
-    """A pose (..., 4, 4), turned around two axes, by NumPy or by JAX."""
+    """A pose (..., 4, 4): rotations by two angles and a shift (..., 3); m is NumPy or jax.numpy."""
     (a, b), zero = (turns[..., i] for i in range(2)), 0 * turns[..., 0]
     (c, s), (d, t) = ((m.cos(x), m.sin(x)) for x in (a, b))
     rows = [[c, -s * d, s * t], [s, c * d, -c * t], [zero, t, d]]
@@ -111,28 +117,32 @@ def _camera(m: Any, turns: Any, shift: Any) -> Any:
 
 
 def _lens(m: Any, focal: Any) -> Any:
-    """Intrinsics (3, 3) with everything that they may have."""
+    """Intrinsics (3, 3): two focal lengths, a skew and a principal point; m is NumPy or jax.numpy."""
     f, s, c, g, d = (focal[i] for i in range(5))
     zero = 0 * f
     return m.stack([m.stack(row) for row in ([f, s, c], [zero, g, d], [zero, zero, zero + 1])])
 
 
 def _in_view(x: Any, turns: Any, shift: Any, focal: Any, role: Any) -> jax.Array:
+    """`prope` as a function of what its cameras are made of, so that every array has a derivative."""
     view = {"role": role, "head_axis": -2, "image_size": (3, 4), "width": 4}
     return pe.prope(x, _camera(jnp, turns, shift), _lens(jnp, focal), **view)
 
 
 def _of_view(x: Any, turns: Any, shift: Any, focal: Any, role: str) -> np.ndarray:
+    """The formula of `_in_view`."""
     projection = cameras.projection(_camera(np, turns, shift), _lens(np, focal), (3, 4))
     return cameras.transformed(x, cameras.matrix(role, projection), 4)
 
 
 def _encoded(positions: Any, frequencies: Any) -> np.ndarray:
+    """The formula of `sinusoidal`."""
     angles = positions[..., None] * frequencies
     return rotations.features(np.sin(angles), np.cos(angles), "interleaved")
 
 
 def _cos_sin(**given: Any) -> tuple[jax.Array, jax.Array]:
+    """`cos_sin` with its arrays as a plain tuple."""
     cosine, sine = pe.cos_sin(**given)
     return cosine, sine
 
@@ -142,7 +152,10 @@ def _by_cos_sin(x: Any, cos_sin: Any) -> jax.Array:
 
 
 def _by_plan(x: Any, layer: Any, positions: Any, alpha: Any, slope: Any, bias: Any, heads: int) -> jax.Array:
-    """By a layer that rotates, one that does not, or one that scales queries by learned factors."""
+    """`RotaryPlan.rotate` where `layer` is traced.
+
+    The three layers rotate, scale queries without rotating, and scale queries by learned factors.
+    """
     at = partial(hf.RotaryLayer, head_dim=8)
     scale = hf.HeadScale("slope", "bias", heads)
     learned = at(pe.geometric(4), query_scale=scale, learned_log_factor="alpha")
@@ -162,7 +175,10 @@ CONFIG = {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}
 
 
 def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dict[str, Row]:
-    """The functions of arrays, eight features wide; the row of a bare name gives every argument."""
+    """The functions of arrays, eight features wide.
+
+    A row whose name has no comma gives every argument of its function; the others are variants of the call.
+    """
     sizes = {"b": batch, "h": heads, "t": keys, "r": 12} | dict.fromkeys("sqk", length) | dict.fromkeys("def", 8)
     sizes |= dict.fromkeys("pc", 4) | dict.fromkeys("ao", 2)
     rng = np.random.default_rng(0)
@@ -176,6 +192,8 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
     def times(axes: str) -> Named:
         return Named(rng.uniform(-3, 3, [sizes[axis] for axis in axes]).astype(np.float32), axes)
 
+    # Arguments that several rows share. `far` draws any int32; `times` draws floats near 0, beside which the formula
+    # of float64 is as exact as the function; `lens` is shared by all sequences.
     far, frequencies = partial(integers, low=-(2**31), high=2**31), np.geomspace(1, 0.1, 4).astype(np.float32)
     per_pair = {"frequencies": Named(frequencies, "p")}
     shared_pairs = {"frequencies": Named(frequencies, "f")}
@@ -188,6 +206,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
     views["focal"] = Named(np.float32([3.1, 0.2, 1.7, 2.4, 1.6]), "l")
     tile = {"query_positions": integers("bs"), "key_positions": integers("bt")}
     apart = {"query_positions": times("bs"), "key_positions": times("bt")}
+    # Of queries and keys alike: positions and order count from 0, and a segment has four tokens.
     sides = {
         f"{side}_{name}": Named(count // (4 if name == "segments" else 1), axis)
         for side, axis in (("query", "q"), ("key", "k"))
@@ -494,6 +513,7 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
         "VisionPlan.table_rows": Row(SLICED.table_rows, "", table=np.ones((3, 5, 2), np.float32), shape=(2, 3)),
     }
     for name, bias in BIASES.items():
+        # An array of parameters: its last axis is heads where it is as long as they are many, the others are tables.
         given = jax.tree.map(
             lambda x: Named(x, "w" * (x.ndim - 1) + "wh"[x.shape[-1] == heads]) if isinstance(x, np.ndarray) else x,
             bias.arguments(heads),
@@ -502,13 +522,14 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
         settings = {"formula": bias.truth}
         rows.setdefault(name, Row(bias.function, result, **settings, exact=not bias.rounded, **tile, **given))
         if not bias.sided:
-            # Between integers: a CPU's logarithm of some floats depends on how many it takes at once.
+            # A CPU's logarithm of some floats depends on how many it takes at once, so other biases are exact only at
+            # integers.
             exact = name == "alibi"
             rows[f"{name}, floats"] = Row(bias.function, result, **settings, exact=exact, **apart, **given)
     return rows
 
 
-# Of widths and settings alone
+# Functions of widths and settings, without arrays
 STATIC = {
     "Frequencies": Row(
         pe.Frequencies, "", cycles=(1 << 120, 1 << 119), dim=4, axes=(0, 1), attention_factor=1.0, precision="exact"
@@ -521,5 +542,5 @@ STATIC = {
     "multimodal_positions": Row(pe.multimodal_positions, "", parts=[2, (1, 2, 2)], following="side"),
 } | {scaling.function.__name__: Row(scaling.function, "", **scaling.arguments) for scaling in SCALINGS.values()}
 FUNCTIONS = STATIC | table()
-# Wrappers of these tests compute with what they are given before the function does.
+# Rows whose function is a wrapper above, which computes with the arrays before the public function checks them
 WRAPPED = "prope, query", "prope, key", "RotaryPlan.rotate, traced layer"

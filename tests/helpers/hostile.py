@@ -1,4 +1,4 @@
-"""Hostile input: how much of it is tried, and what is counted. POSENC_HOSTILE=N multiplies it (`nox -s fuzz`)."""
+"""Hostile input: how much of it tests try, and a count of it. POSENC_HOSTILE=N multiplies it (`nox -s fuzz`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+# The factor; how many examples ran, by kind; dtypes of arrays; and integers beside which something may end
 MANY = int(os.environ.get("POSENC_HOSTILE", "1"))
 TRIED = collections.Counter()
 FLOATS = (np.float16, jnp.bfloat16, np.float32)
@@ -19,13 +20,13 @@ EDGES = [0, 1, -1, 2, 65535, 65536, -65536, 2**30, 2**31 - 1, -(2**31), 10**6, 2
 
 @pytest.fixture(autouse=True, scope="module")
 def print_what_was_tried() -> Iterator[None]:
-    """Imported by the modules of hostile input."""
+    """Prints the counts after a module; a module that counts imports this fixture."""
     yield
     print("\ntried:", dict(TRIED))
 
 
 def profile(examples: int) -> settings:
-    """Hypothesis draws the same in every run."""
+    """Hypothesis's settings: so many examples, times POSENC_HOSTILE, the same in every run."""
     return settings(
         max_examples=examples * MANY,
         derandomize=True,

@@ -1,4 +1,4 @@
-"""The code and the tables of the documentation's pages, for tests that run them at settings of their own."""
+"""The code and the tables of the documentation's pages, for tests that run or compare them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+# A fenced block of Python: its indentation and its code
 CODE = re.compile(r"^( *)``` ?\{? ?\.?python[^\n]*\n(.*?)^\1```$", flags=re.M | re.S)
 
 
 def program(name: str) -> ModuleType:
-    """A program of docs/, as a module."""
+    """Imports a program of docs/, such as "outputs"."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         return importlib.import_module(name)
@@ -29,13 +30,13 @@ def text_of(page: str) -> str:
 
 
 def block(page: str, containing: str) -> str:
-    """The only block of code of a page that contains a text."""
+    """The page's only block of Python that contains a text."""
     (code,) = (textwrap.dedent(code) for _, code in CODE.findall(text_of(page)) if containing in code)
     return code
 
 
 def definition(page: str, name: str) -> str:
-    """A function of a page without the rest of its block, by its name or by more of its first line."""
+    """The source of a page's function alone. `name` is its name, or the beginning of its signature if two share it."""
     opened = name if "(" in name else f"{name}("
     module = block(page, f"def {opened}")
     (found,) = (
@@ -48,14 +49,14 @@ def definition(page: str, name: str) -> str:
 
 
 def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
-    """The names after running code with some names."""
+    """Runs code where `names` are defined, and returns all names that are defined afterwards."""
     names = dict(names)
     exec(code, names)
     return names
 
 
 def rows(page: str, first: str) -> list[list[str]]:
-    """The cells of a page's only table whose header begins with a cell, row by row."""
+    """The rows, as lists of cells, of the page's only table whose first column has the title `first`."""
     (table,) = re.findall(rf"^\| {re.escape(first)} \|.*\n\|[ :|-]+\|\n((?:\|.*\n)+)", text_of(page), flags=re.M)
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()]
 

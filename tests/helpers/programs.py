@@ -1,7 +1,7 @@
-"""How many programs the tests compile, and for how long: a plugin of pytest that counts them by file.
+"""A pytest plugin that counts the programs that tests compile, and the seconds of compiling, by file.
 
-A run that starts with an empty cache leaves one entry for each distinct program, whatever the machine and the number of
-workers. That number has a budget, `tests/budget.toml`; seconds are printed and have none.
+The number of distinct programs has a budget, `tests/budget.toml`: it is the number of entries in a cache that was empty
+before the run, whatever the machine and the number of workers. Seconds are printed and have no budget.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ import pytest
 
 BUDGET = Path(__file__).parents[1] / "budget.toml"
 COMPILED, FOUND = "/jax/core/compile/backend_compile_duration", "/jax/compilation_cache/cache_hits"
+# An event of a program that is looked for in the cache and will be stored there; the others are not stored.
 CACHED = "/jax/compilation_cache/compile_requests_use_cache"
 
 
 def budget(version: tuple[int, ...] = jax.__version_info__) -> int:
-    """The number for the newest JAX listed that is not newer than `version`."""
+    """The allowed number of programs: budget.toml's line for the newest listed JAX that is not newer than `version`."""
     listed = tomllib.loads(BUDGET.read_text(encoding="utf-8"))["programs"]
     by_version = {tuple(map(int, key.split("."))): number for key, number in listed.items()}
     return by_version[max(key for key in by_version if key <= version[:2])]
 
 
 class Programs:
-    """Counts in each process, and reports in the one that has a terminal."""
+    """Counts in each worker, and reports in the process that has a terminal; without workers both are one process."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.file, self.found, self.cached = folder, "", False, False
+        self.folder = folder  # of the cache
+        self.file = ""  # whose test runs, or which is collected
+        self.found, self.cached = False, False  # of the program that is being compiled: by events before its duration
         self.before = self.entries()
-        self.whole = False
+        self.whole = False  # whether all default tests run and started with an empty cache, so that the budget holds
         self.programs, self.seconds, self.uncached = Counter[str](), Counter[str](), 0
 
     def listen(self) -> Programs:
-        """Counts from now on."""
+        """Registers the listeners, so that programs count from now on."""
         jax.monitoring.register_event_listener(self.on_event)
         jax.monitoring.register_event_duration_secs_listener(self.on_duration)
         return self
@@ -57,7 +60,7 @@ class Programs:
             self.uncached += not self.cached
         self.found = self.cached = False
 
-    # In a worker, or where there are none
+    # Hooks that run in a worker, or in the only process
 
     def pytest_collectstart(self, collector: pytest.Collector) -> None:
         self.file = collector.nodeid.split("::")[0]
@@ -76,7 +79,7 @@ class Programs:
         if self.whole and self.total() > budget():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    # Where there is a terminal
+    # Hooks that run in the process with the terminal
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

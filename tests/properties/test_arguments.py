@@ -1,6 +1,11 @@
-"""Each argument of each public function: every form in which it may come, and what is refused by its own name.
+"""Each argument of each public function is read in every form that it may take, or rejected by its name.
 
-POSENC_HOSTILE=N multiplies what is drawn (`nox -s fuzz`).
+- Junk is rejected with a TypeError or ValueError that names the function and the argument, or gives a finite result.
+- Objects with `__jax_array__`, NumPy's float64, x64 mode, other integer widths and byte orders change no value.
+- Narrow float formats are accepted where they can hold the result, with its sign and NaN.
+- Lengths beyond int32 and sizes that are not known are rejected where the function must count or know them.
+
+POSENC_HOSTILE=N multiplies the junk (`nox -s fuzz`).
 """
 
 import re
@@ -19,24 +24,29 @@ from helpers.hostile import MANY
 from helpers.slow import slow
 from posenc_jax import linen, nnx
 
-BARE = {name: row for name, row in FUNCTIONS.items() if "," not in name}  # which give every argument
+BARE = {name: row for name, row in FUNCTIONS.items() if "," not in name}  # rows that give every argument
+# Rows with arrays, where no wrapper of the tests stands before the function
 OF_ARRAYS = {name: row for name, row in FUNCTIONS.items() if row.arrays and name not in WRAPPED}
 NAN, INF = float("nan"), float("inf")
 NARROW = jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 POSITIONS = "positions query_positions key_positions offset timesteps origin length".split()
+# Every argument that is a position: (function, argument)
 AT = [(name, argument) for name, row in BARE.items() for argument in row.given if argument in POSITIONS]
 
 
 def public(name):
+    """The name by which an error calls the function."""
     return name.removeprefix("hf.")
 
 
 def test_the_table_names_every_function():
-    assert {name for name in BARE if "." not in name} == {*pe.__all__} - {"CosSin"}
+    assert {name for name in BARE if "." not in name} == {*pe.__all__} - {"CosSin"}  # a tuple that cos_sin returns
 
 
-# What does not belong
+# Junk
 
+# Python's scalars and containers, NumPy's scalars and arrays, JAX's arrays and keys, and objects of this library and of
+# Flax. Any of them may be right for some argument.
 JUNK = [
     *(None, True, False, 0, -1, 1, 3, 7, -0.0, 0.5, 1e-320, 1e-39, 2e-38, 1e-20, 1e38, 1e308, -2.5, NAN, INF, -INF),
     *(2**31, -(2**31) - 1, 2**63, 10**400, "", "half", "nan", "²", b"x", b"\2\2", 1j, object(), [], [1], [[1.0]]),
@@ -60,7 +70,7 @@ JUNK = [
     *(pe.geometric(8), pe.axial(8, 2), pe.geometric(7), pe.geometric(0)),
     *(flax.nnx.Param(jax.device_put(np.arange(6, dtype=dtype))) for dtype in (np.float32, np.int32)),
 ]
-# Where two arguments must fit each other, the error may name the other one.
+# (function, argument) where the argument must fit another, so that the error may name the other one
 TOGETHER = {
     ("convert_layout", "weights"),
     ("convert_layout", "axis"),
@@ -70,14 +80,15 @@ TOGETHER = {
 }
 TOGETHER |= {(name, "head_axis") for name in BARE} | {(name, "frequencies") for name in ("axial", "longrope")}
 TOGETHER |= {(name, argument) for name, row in BARE.items() if "from_tokens" in name for argument in row.given}
-# A finite position may have no row in the table, for which the valid call asks NaN, or may lead beyond float32.
+# (function, argument) where a finite argument may give NaN or infinity: a position without a row in a table, for which
+# the valid call asks NaN, or a result beyond float32
 OUTSIDE = {("learned", "positions"), ("add_learned", "positions"), ("attention", "scale"), ("xpos", "scale_base")}
 OUTSIDE |= {("relative_position_bias", name) for name in ("query_positions", "key_positions", "prefix")}
 OUTSIDE |= {("xpos", "gamma")}
 
 
 def is_finite(x):
-    """Whether no float in it is NaN or infinite, nor a frequency."""
+    """Whether every float in a tree, the angular frequencies of `Frequencies` included, is finite."""
     leaves = jax.tree.leaves(x, is_leaf=lambda x: isinstance(x, pe.Frequencies))
     floats = (getattr(leaf, "angular", leaf) for leaf in leaves)
     floats = (x for x in floats if isinstance(x, float) or jnp.issubdtype(getattr(x, "dtype", None), jnp.floating))
@@ -87,17 +98,16 @@ def is_finite(x):
 @pytest.mark.parametrize("computed", [False, slow(True)], ids=["traced", "computed"])
 @pytest.mark.parametrize("name", BARE)
 def test_an_argument_is_right_or_refused_by_name(name, computed):
-    """The result, finite for finite input, or a TypeError or ValueError that names the function and the argument."""
+    """Junk gives a result, finite if the junk is, or a TypeError or ValueError with both names."""
     row = BARE[name]
-    call = (
-        (lambda given: row.function(**given))
-        if computed
-        else lambda given: jax.eval_shape(lambda: row.function(**given))
-    )
+
+    def call(arguments):
+        return row.function(**arguments) if computed else jax.eval_shape(lambda: row.function(**arguments))
+
     call(row.arguments)
     for i, argument in enumerate(row.given):
         names = [*row.given, "model_type"] if (name, argument) in TOGETHER else [argument]
-        right = rf"{re.escape(public(name))}: .{{9}}.*"
+        right = rf"{re.escape(public(name))}: .{{9}}.*"  # the function, and some words
         for junk in JUNK if MANY > 1 else JUNK[i % 8 :: 8]:  # by default an eighth, another for each argument
             try:
                 result = call(row.arguments | {argument: junk})
@@ -114,6 +124,7 @@ def test_an_argument_is_right_or_refused_by_name(name, computed):
 
 @pytest.mark.parametrize(("name", "argument"), AT)
 def test_floats_that_skip_integers_are_no_positions(name, argument):
+    """Formats of 16 bits and less are rejected, traced and concrete."""
     row = BARE[name]
     for dtype in NARROW:
         p = np.ones(np.shape(row.arguments[argument]), dtype)
@@ -126,17 +137,17 @@ def test_floats_that_skip_integers_are_no_positions(name, argument):
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", [name for name, row in BARE.items() if "frequencies" in row.given and name != "axial"])
 def test_frequencies_in_16_bits_are_refused(name, dtype):
-    """Rounded to 16 bits they are off by up to one part in 256, which is a radian at position 1,000."""
+    """Rounding to bfloat16 moves a frequency by up to one part in 256, which is radians at position 1,000."""
     row = BARE[name]
     with pytest.raises(TypeError, match=f"^{name}: frequencies must be (float32, got {jnp.dtype(dtype)}|Freq)"):
         row.function(**row.arguments | {"frequencies": np.ones(4, dtype)})
 
 
-# Other forms of what belongs
+# Other forms of right arguments
 
 
 class Held:
-    """An object that stands for its array."""
+    """An object that JAX reads as the array it holds."""
 
     def __init__(self, x):
         self.x = x
@@ -147,7 +158,7 @@ class Held:
 
 @pytest.mark.parametrize("name", OF_ARRAYS)
 def test_an_object_may_stand_for_its_array(name):
-    """Each alone, and all; nothing is compiled."""
+    """All arrays held by objects, and each alone; nothing is compiled."""
     row = OF_ARRAYS[name]
     want = jax.eval_shape(lambda: row(*row.arrays))
     held = [Held(jax.device_put(x)) for x in row.arrays]
@@ -171,17 +182,20 @@ def program_of(call, *arrays):
 
 @pytest.mark.parametrize("name", OF_ARRAYS)
 def test_float64_of_numpy_without_x64_is_rounded_as_jax_rounds_it(name):
-    """But frequencies, whose digits beyond float32 are used."""
+    """The programs are the same, but for float64 frequencies, whose digits beyond float32 are used."""
     row = OF_ARRAYS[name]
     named = [*zip(row.names, row.arrays, strict=True)]
     rounded = {name for name, x in named if x.dtype == np.float32 and name != "frequencies"}
-    of = lambda dtype: [(0.75 * x).astype(dtype) if name in rounded else x for name, x in named]  # noqa: E731
-    assert program_of(row, *of(np.float64)) == program_of(row, *of(np.float32))
+
+    def arrays_in(dtype):
+        return [(0.75 * x).astype(dtype) if name in rounded else x for name, x in named]
+
+    assert program_of(row, *arrays_in(np.float64)) == program_of(row, *arrays_in(np.float32))
 
 
 @pytest.mark.parametrize("name", OF_ARRAYS)
 def test_x64_changes_no_result_of_float32(name):
-    """Only the integers that are made, positions, take its width."""
+    """Only results of integers, which are positions, become 64 bits wide."""
     row = OF_ARRAYS[name]
     with jax.enable_x64(True):
         wide = jax.eval_shape(row, *row.arrays)
@@ -191,26 +205,27 @@ def test_x64_changes_no_result_of_float32(name):
 
 @pytest.mark.parametrize(("name", "argument"), AT)
 def test_float64_positions_are_read_exactly_or_rounded_where_that_moves_none(name, argument):
+    """Positions that float32 holds give the same program; fractions are rounded to float32; the rest is rejected."""
     row = BARE[name]
     given = np.asarray(row.arguments[argument])
     call = lambda p: program_of(lambda: row.function(**row.arguments | {argument: p}))  # noqa: E731
-    half = np.resize(np.float32([0.5, 7.5, 900.5]), given.shape)
+    halves = np.resize(np.float32([0.5, 7.5, 900.5]), given.shape)
     try:
-        want = call(half)
+        want = call(halves)
     except TypeError as error:  # rows of a table are integers
         assert re.match(f"{name}: {argument} must be an integer", str(error))
         return
-    assert call(half.astype(np.float64)) == want
-    assert call(half + np.float64(0.1)) == call((half + np.float64(0.1)).astype(np.float32))
+    assert call(halves.astype(np.float64)) == want
+    assert call(halves + np.float64(0.1)) == call((halves + np.float64(0.1)).astype(np.float32))
     assert call(given.astype(np.float64)) == call(given)
-    for moved in (1e9 + 0.5, 2.0**31):
+    for moved in (1e9 + 0.5, 2.0**31):  # float32 rounds the first by more than a position; the second is beyond int32
         with pytest.raises(ValueError, match=f"^{name}: {argument} must (fit into int32|be integers or floats)"):
             call(np.full(given.shape, moved))
-    for beyond in (np.full_like(half, 2.0**31), jax.device_put(np.full_like(half, -3e9))):
+    for beyond in (np.full_like(halves, 2.0**31), jax.device_put(np.full_like(halves, -3e9))):
         with pytest.raises(ValueError, match=f"^{name}: {argument} must fit into int32, got float32 values"):
             call(beyond)
-    call(np.full_like(half, NAN))  # masked
-    call(np.full_like(half, 2**31 - 128))  # the greatest in int32
+    call(np.full_like(halves, NAN))  # a masked position
+    call(np.full_like(halves, 2**31 - 128))  # the largest float32 in int32
 
 
 def test_integers_of_any_width_and_byte_order_are_positions():
@@ -221,7 +236,7 @@ def test_integers_of_any_width_and_byte_order_are_positions():
 
 # Narrow formats
 
-# Which would give a number where NaN is due, or NaN for each negative cosine
+# What each format lacks: it would give a number where NaN is due, or NaN for each negative cosine.
 LACKING = {"float4_e2m1fn": "no NaN", "float6_e2m3fn": "no NaN", "float6_e3m2fn": "no NaN"}
 LACKING["float8_e8m0fnu"] = "no negative numbers"
 
@@ -230,6 +245,7 @@ LACKING["float8_e8m0fnu"] = "no negative numbers"
 def test_formats_without_nan_or_sign_are_refused(name):
     dtype = np.dtype(getattr(ml_dtypes, name))
     p, x = np.arange(6), np.ones((6, 8)).astype(dtype)
+    # How the error begins, and a call
     calls = {
         "sinusoidal: dtype": lambda: pe.sinusoidal(p, 8, dtype=dtype),
         "learned: table": lambda: pe.learned(p, x),
@@ -257,11 +273,11 @@ def test_the_other_formats_of_8_bits_hold_signs_and_nan(name):
     np.testing.assert_array_equal(rows, [[NAN] * 2, [-1] * 2])
 
 
-# Lengths that cannot be counted, and sizes that are not known
+# Lengths beyond int32, and sizes that are not known
 
 ATTEND = nnx.positional_attention(bias=lambda i, j: pe.alibi(i, j, 1))
 SHAPE = jax.ShapeDtypeStruct
-# Calls that count positions, of an array with n along its sequence
+# Calls that count positions: the function, and the type of an array with n tokens, or None if it takes n itself
 COUNTS = {
     "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), np.float32)),
     "rotary": (lambda x: pe.rotary(x, head_axis=-2), lambda n: SHAPE((n, 2, 8), np.float32)),
@@ -279,11 +295,14 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_no_more_positions_are_counted_than_int32_has(name):
     call, of_length = COUNTS[name]
-    shape = (lambda n: jax.eval_shape(call, of_length(n))) if of_length else lambda n: jax.eval_shape(lambda: call(n))
-    shape(2**31)
+
+    def count(n):
+        return jax.eval_shape(call, of_length(n)) if of_length else jax.eval_shape(lambda: call(n))
+
+    count(2**31)
     for n in (2**31 + 1, 2**40):
         with pytest.raises(ValueError, match=f"^{name.split(',')[0]}: at most 2³¹ positions can be counted"):
-            shape(n)
+            count(n)
     if of_length:
         jax.eval_shape(call, of_length(export.symbolic_shape("n")[0]))
 
@@ -297,7 +316,9 @@ def test_attention_that_is_causal_counts_no_more_either():
         jax.eval_shape(call, SHAPE((2**31 + 1, 2, 8), np.float32))
 
 
-ANY_SIZE = {("learned", "r"), ("fourier_features", "d")}  # rows that are looked up, and columns that stay columns
+# (function, axis) whose size the function need not know: rows of a table, and columns of the matrix
+ANY_SIZE = {("learned", "r"), ("fourier_features", "d")}
+# Every axis that the function computes with: (function, index of the array, axis of the array)
 KNOWN = [
     (name, i, at)
     for name, row in OF_ARRAYS.items()
@@ -313,9 +334,8 @@ def test_a_size_that_is_computed_with_must_be_known(name, i, at):
     (n,) = export.symbolic_shape("n")
     shapes = [SHAPE(x.shape, x.dtype) for x in row.arrays]
     shapes[i] = SHAPE((*shapes[i].shape[:at], n, *shapes[i].shape[at + 1 :]), shapes[i].dtype)
-    named = (
-        "query" if (name, row.axes[i][at]) == ("content_bias", "d") else row.names[i]
-    )  # its features beside the table's
+    # content_bias compares features with the query's, and names the query.
+    named = "query" if (name, row.axes[i][at]) == ("content_bias", "d") else row.names[i]
     what = rf"(a known size along axis {at}, got shape|(shape|a last axis of size) .*got)"
     with pytest.raises(ValueError, match=rf"^[\w.]+: (\w+ of )?{named}(\[\d\])? must have {what} .*"):
         jax.eval_shape(row, *shapes)

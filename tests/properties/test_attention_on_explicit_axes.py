@@ -1,6 +1,8 @@
-"""Attention on Explicit axes of a mesh: one sharding for all operands, values of one device, no collective forward.
+"""Attention on Explicit axes of a mesh: operands are split alike or not at all, and values are those of one device.
 
-Batch and heads may be split; keys that are whole are shared, and their derivatives are summed or gathered.
+- Batch and heads may be split. An operand, or a tile of a bias, that is split otherwise is named in an error.
+- The forward pass sends nothing, but for one bool if rows have positions of their own.
+- Keys that are not split are shared, and their derivatives are summed or gathered.
 """
 
 import re
@@ -19,7 +21,8 @@ from helpers.slow import slow
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
 D, H = "data", "heads"
-ROWS, OF_HEADS = P(D, None, H), P(None, None, H)
+ROWS, OF_HEADS = P(D, None, H), P(None, None, H)  # split along batch and heads, and along heads alone
+# X: (batch, seq, heads, head_dim); AT: its positions (batch, seq)
 X, AT = np.ones((8, 16, 8, 16), np.float32), np.arange(16, dtype=np.int32)[None].repeat(8, 0)
 RNG = np.random.default_rng(0)
 
@@ -31,11 +34,12 @@ def mesh():
 
 
 def place(*arguments):
-    """Each of (array, what shards it) on the mesh."""
+    """Puts each (array, PartitionSpec) on the mesh."""
     return [jax.device_put(x, NamedSharding(jax.sharding.get_mesh(), spec)) for x, spec in arguments]
 
 
 def collectives(compiled):
+    """The names of all collectives, and of those that no loop repeats."""
     return Compiled(compiled.as_text(), 0, 0).collectives
 
 
@@ -60,7 +64,8 @@ def test_operands_have_one_sharding(q, k, v, positions, message):
 
 
 def test_heads_of_keys_are_not_fewer_than_the_parts():
-    (q, k) = place((X, ROWS), (X[:, :, :2], P()))
+    """Two key heads cannot be shared by four shards of query heads."""
+    q, k = place((X, ROWS), (X[:, :, :2], P()))
     message = "the heads of key must be as many as query's are split into on Explicit axes of a mesh, 4, or a multiple"
     with pytest.raises(ValueError, match=rf"^attention: {message}, or one, got 2$"):
         pe.attention(q, k, k)
@@ -76,6 +81,7 @@ def test_a_bias_is_split_as_its_queries(slopes):
 
 
 def test_leading_axes_are_split_one_by_one():
+    """Of two leading axes, splitting the second needs jax.vmap; splitting the first does not."""
     f = partial(pe.attention, causal=True, block_size=8, bias=partial(pe.alibi, heads=8))
     x = RNG.normal(size=(4, 8, 17, 8, 4)).astype(np.float32)
     (q,) = place((x, P(None, D, None, H)))
@@ -97,14 +103,14 @@ def derivatives(q, k, v, dy):
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "q_spec", "k_spec", "v_spec", "sent"),
+    ("kv_heads", "q_spec", "k_spec", "v_spec", "sent"),  # sent: the collectives of the backward pass
     [
-        (1, ROWS, P(D), P(D), {"all-reduce"}),  # over the heads that share a key
-        slow(8, ROWS, P(D), P(), {"all-gather"}),  # of the keys' derivative
+        (1, ROWS, P(D), P(D), {"all-reduce"}),  # sums derivatives over the heads that share a key
+        slow(8, ROWS, P(D), P(), {"all-gather"}),  # of the derivatives by keys
         slow(1, P(D), P(D), P(D), set()),
     ],
 )
-def test_keys_that_are_whole(kv_heads, q_spec, k_spec, v_spec, sent):
+def test_keys_that_are_not_split_along_heads(kv_heads, q_spec, k_spec, v_spec, sent):
     q, dy, k, v = (RNG.normal(size=(8, 17, heads, 4)).astype(np.float32) for heads in (8, 8, kv_heads, kv_heads))
     with jax.set_mesh(None):
         want = jax.jit(derivatives)(q, k, v, dy)
@@ -120,7 +126,7 @@ def test_keys_that_are_whole(kv_heads, q_spec, k_spec, v_spec, sent):
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_with_positions_of_their_own(causal):
-    """Whether a tile is passed over is asked of all rows; nothing else is sent."""
+    """One bool is sent: whether no row sees a tile, which is then passed over. Nothing else is."""
     q, i = RNG.normal(size=(8, 17, 8, 4)).astype(np.float32), RNG.integers(0, 99, (8, 17)).astype(np.int32)
     f = lambda q, i: pe.attention(q, q, q, causal=causal, block_size=8, query_positions=i, key_positions=i)  # noqa: E731
     placed = place((q, ROWS), (i, P(D)))

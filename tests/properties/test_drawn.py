@@ -1,6 +1,9 @@
-"""Positions, rows and tables of any dtype, shape and value: the exact result, NaN where none exists, or an error.
+"""For drawn arrays of any dtype, shape and value: the exact result, NaN where no result exists, or an error.
 
-Each draw is the same in every run; POSENC_HOSTILE=N multiplies their number (`nox -s fuzz`).
+- Encodings, biases, tables, attention with its gradients, and positions of segments and masks.
+- No operation of a derivative gives NaN on the way to a number, and masked rows leave derivatives alone.
+
+Hypothesis draws the same in every run; POSENC_HOSTILE=N multiplies the draws (`nox -s fuzz`).
 """
 
 import math
@@ -32,6 +35,7 @@ NAN, INF = float("nan"), float("inf")
 INT32 = -(2**31), 2**31 - 1
 INTEGERS = np.int8, np.int16, np.int32, np.uint8, np.uint16, np.int64, np.uint32, np.uint64
 SPECIAL = [0.0, -0.0, 0.5, -0.5, 1e-40, 1e-20, NAN, INF, -INF, 2.0**31, -(2.0**31), 2.0**31 - 128, 1e30, 1e6 + 0.25]
+# float64 beside the ends of int32, where rounding to the nearest integer decides
 SPECIAL_64 = [5e-324, 2.0**31 - 0.6, 2.0**31 - 0.4, -(2.0**31) - 0.4, -(2.0**31) - 0.6, 1e300]
 SHAPES = st.lists(st.sampled_from([2, 3, 1, 2, 3, 0]), max_size=3).map(tuple)  # axes of none, of one and of more
 ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
@@ -41,13 +45,13 @@ ROWS = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
 
 
 def numbers(data, shape, dtype, within=INT32):
-    """An array of anything that the dtype holds, integers within limits."""
+    """Draws an array of any numbers of the dtype; integers are from within[0] to within[1]."""
     dtype, size = np.dtype(dtype), math.prod(shape)
     if dtype.kind in "iu":
         low, high = max(np.iinfo(dtype).min, within[0]), min(np.iinfo(dtype).max, within[1])
         values = st.sampled_from([x for x in (low, high, *EDGES) if low <= x <= high]) | st.integers(low, high)
     else:
-        wide = dtype == np.float64
+        wide = dtype == np.float64  # narrower dtypes draw float32, and round
         values = st.floats(-(2.0**31), 2.0**31, width=64 if wide else 32, exclude_max=True)
         values |= st.sampled_from(SPECIAL + SPECIAL_64 * wide)
     drawn = data.draw(st.lists(values, min_size=size, max_size=size))
@@ -57,7 +61,7 @@ def numbers(data, shape, dtype, within=INT32):
 
 
 def narrower(data, shape):
-    """A shape that broadcasts to another."""
+    """Draws a shape that broadcasts to another: some axes are 1, and some leading axes are missing."""
     short = tuple(1 if data.draw(st.integers(0, 3)) == 0 else n for n in shape)
     return short[data.draw(st.integers(0, len(shape))) if data.draw(st.booleans()) else 0 :]
 
@@ -67,11 +71,12 @@ def floats_of(wide):
 
 
 def eps(*dtypes):
+    """The largest spacing at 1 among the float dtypes."""
     return max(float(jnp.finfo(d).eps) for d in dtypes if jnp.issubdtype(d, jnp.floating))
 
 
 def computed(name, f, *arrays):
-    """f(*arrays), by jit if it rejects concrete ones because of positions beyond int32."""
+    """f(*arrays). Arrays with positions beyond int32 are rejected if concrete, and then computed by jit."""
     finite = [x[np.isfinite(x)] for x in arrays if x.dtype.kind in "iuf"]
     if all(not x.size or INT32[0] <= x.min().item() <= x.max().item() <= INT32[1] for x in finite):
         return np.asarray(f(*arrays))
@@ -84,18 +89,21 @@ def computed(name, f, *arrays):
 
 
 def last_of_a_head(p, x, layout):
+    """The second half of each head's features is rotated; the second of three heads is returned."""
     dim, heads = x.shape[-1], jnp.stack([jnp.concatenate([x, x], -1)] * 3, -2)
     return pe.rotary(heads, p, dim, layout=layout, part="last", head_axis=-2)[..., 1, dim:]
 
 
 def second_of_two_axes(p, x, layout):
-    p = jnp.expand_dims(p, tuple(range(x.ndim - 1 - p.ndim)))  # else coordinates might be one position for each row
+    """Features are rotated by the second of two coordinates; the first is 0."""
+    # Else a row of coordinates might be read as one position per token.
+    p = jnp.expand_dims(p, tuple(range(x.ndim - 1 - p.ndim)))
     twice, places = jnp.concatenate([x, x], -1), jnp.stack([jnp.zeros_like(p), p], -1)
     frequencies = pe.axial(2 * x.shape[-1], 2)
     return pe.rotary(twice, places, frequencies, layout="interleaved", head_axis=None)[..., x.shape[-1] :]
 
 
-# name → (function of positions, rows (..., dim) and layout, the truth of rows, sines, cosines and layout)
+# name → (function(positions, rows (..., dim), layout), its float64 formula(rows, sines, cosines, layout))
 ENCODINGS = {
     "sinusoidal": (
         lambda p, x, layout: pe.sinusoidal(p, x.shape[-1], layout=layout, dtype=x.dtype),
@@ -126,6 +134,7 @@ ENCODINGS = {
         lambda x, s, c, layout: features(s, c, "half"),
     ),
 }
+# The functions that read the rows, and not only their width and dtype
 OF_ROWS = "add_sinusoidal", "shift", *(name for name in ENCODINGS if name.startswith("rotary"))
 
 
@@ -133,21 +142,23 @@ OF_ROWS = "add_sinusoidal", "shift", *(name for name in ENCODINGS if name.starts
 @profile(3)
 @given(SHAPES, st.sampled_from([2, 4, 10]), st.sampled_from(["half", "interleaved"]), st.booleans(), st.data())
 def test_encodings_at_any_positions(name, shape, dim, layout, wide, data):
+    """By jit, beside mpmath; `wide` enables x64 and draws 64-bit dtypes too."""
     TRIED["positions"] += 1
     call, truth = ENCODINGS[name]
     per_token = name in OF_ROWS and name != "shift"  # a position for each token of a sequence
-    of_p = (*narrower(data, shape[:-1]), *shape[-1:]) if per_token else narrower(data, shape)
-    p = numbers(data, of_p, data.draw(st.sampled_from(INTEGERS + floats_of(wide)[-1 - wide :])))
+    p_shape = (*narrower(data, shape[:-1]), *shape[-1:]) if per_token else narrower(data, shape)
+    p = numbers(data, p_shape, data.draw(st.sampled_from(INTEGERS + floats_of(wide)[-1 - wide :])))
     x = np.resize(ROWS, (*(shape if name in OF_ROWS else p.shape), dim)).astype(
         data.draw(st.sampled_from(floats_of(wide)))
     )
     sine, cosine = waves_or_nan(p, spectra.geometric(dim, 10_000))
     want = truth(x.astype(np.float64), sine, cosine, layout)
     with jax.enable_x64(wide):
-        got = np.asarray(jax.jit(lambda p, x: call(p, x, layout))(p, x))  # concrete positions outside int32 raise
+        # Traced, because concrete positions outside int32 are rejected.
+        got = np.asarray(jax.jit(lambda p, x: call(p, x, layout))(p, x))
     assert got.dtype == (np.float32 if name == "offset_similarity" else x.dtype) and got.shape == want.shape
     got, finite = got.astype(np.float64), np.isfinite(want)
-    if name != "rotation_matrix":  # whose zeros are zeros beside any position
+    if name != "rotation_matrix":  # whose zeros stay zeros where the position is NaN
         np.testing.assert_array_equal(np.isfinite(got), finite)
     bound = (4e-7 + eps(x.dtype)) * (1 + np.abs(x.astype(np.float64)).max(initial=0))
     bound *= dim if name == "offset_similarity" else 1
@@ -170,6 +181,7 @@ def test_traced_positions_outside_int32_are_nan_and_concrete_ones_refused(name, 
 
 # Biases beside their formulas of exact distances
 
+# Dtypes of query and key positions
 PAIRS = [
     *((d, d) for d in (*INTEGERS, np.float32)),
     (np.int32, np.float32),
@@ -183,11 +195,13 @@ WIDE_PAIRS = [(np.float64,) * 2, (np.float64, np.int64), (np.float32, np.float64
 @profile(3)
 @given(SHAPES, st.booleans(), st.data())
 def test_biases_of_any_positions(name, batch, wide, data):
+    """Beside the float64 formula of exact distances; `wide` enables x64 and draws 64-bit dtypes too."""
     TRIED["biases"] += 1
     bias, batch = BIASES[name], batch[:2]
     call, truth = bias.beside(2)
     of_integers = lambda pair: {np.dtype(d).kind for d in pair} <= {*"iu"}  # noqa: E731
     kinds = data.draw(st.sampled_from([x for x in PAIRS + WIDE_PAIRS * wide if not bias.sided or of_integers(x)]))
+    # Whether integers beyond int32 are drawn: without x64, JAX itself would cut 64-bit integers to 32 bits.
     anything = lambda d: not bias.rounded and (wide or np.dtype(d).itemsize <= 4)  # noqa: E731
     i, j = (
         numbers(
@@ -199,13 +213,14 @@ def test_biases_of_any_positions(name, batch, wide, data):
         for d in kinds
     )
     # Sandwich's phases are of each side by itself, so integers stay exact beside floats.
+    # at: where each query is; d: the distances; after: whether the key is after the query.
     at, d, after = exact_tile(*(x.astype(np.float64) if name == "sandwich" else x for x in (i, j)))
     with np.errstate(all="ignore"):
         at, far = (x.astype(np.float32).astype(np.float64) for x in (at, d))
         if name == "sandwich":
             fits = np.isfinite(at) & (abs(np.round(at)) <= 2.0**31) & np.isfinite(far)
-            sides = (waves_or_nan(x, [1])[0][..., 0] for x in (i, j))
-            fits &= np.isfinite(next(sides)[..., None, :, None]) & np.isfinite(next(sides)[..., None, None, :])
+            of_queries, of_keys = (waves_or_nan(x, [1])[0][..., 0] for x in (i, j))
+            fits &= np.isfinite(of_queries[..., None, :, None]) & np.isfinite(of_keys[..., None, None, :])
             want = np.where(fits, truth(np.where(fits, d, 0), at, after), NAN)
         else:  # compilers of float32 may take the smallest numbers for 0
             want = truth(np.where(abs(far) < np.finfo(np.float32).tiny, 0, far), at, after)
@@ -222,6 +237,7 @@ def test_biases_of_any_positions(name, batch, wide, data):
 @profile(8)
 @given(SHAPES, st.sampled_from(INTEGERS), st.sampled_from(["error", "zeros", "nan"]), st.booleans(), st.data())
 def test_learned_gives_its_row_or_none(shape, dtype, rule, wide, data):
+    """Beyond the table of three rows the result is NaN or 0 by `rule`, or concrete positions are rejected."""
     TRIED["learned"] += 1
     limits = (-(2**63), 2**64) if wide or np.dtype(dtype).itemsize <= 4 else INT32
     p = numbers(data, shape, dtype, data.draw(st.sampled_from([limits, (0, 3)])))
@@ -255,10 +271,12 @@ SINKS = st.sampled_from([None, None, (0.5, -1.0), (-INF, 3.0), (100.0, -100.0)])
 def test_attention_and_its_derivatives_at_any_positions(
     bias, batch, wide, placed, segmented, causal, scale, block, window, cap, sinks, data
 ):
+    """Beside the dense float64 formula. `placed` draws positions, `segmented` segments; else they count from 0."""
     TRIED["attention"] += 1
     batch, dtype = batch[:2], data.draw(st.sampled_from(floats_of(wide)))
     queries, kv_heads = data.draw(st.sampled_from([1, 3, 0])), data.draw(st.sampled_from([1, 2]))
     keys = data.draw(st.sampled_from([1, 4, 0])) if placed else queries
+    # (tokens, heads, features) of query, key and value; values may be wider than keys
     shapes = (queries, 2, 2), (keys, kv_heads, 2), (keys, kv_heads, 2 + (cap is None))
     q, k, v = (np.resize(ROWS[n:], (*batch, *shape)).astype(dtype) for n, shape in enumerate(shapes))
     draw = lambda values, n: np.array(data.draw(st.lists(values, min_size=n, max_size=n)), np.int32)  # noqa: E731
@@ -270,13 +288,15 @@ def test_attention_and_its_derivatives_at_any_positions(
     at, d, after = exact_tile(i, j)
     added = truth(d.astype(np.float64), at, after).astype(np.float32)
     sinks = None if sinks is None else np.float32(sinks)
-    inside, factor = np.float64 if dtype == np.float64 else np.float32, None
-    if data.draw(st.booleans()):  # of each query and head: it multiplies the query, which is rounded
+    inside, factor = np.float64 if dtype == np.float64 else np.float32, None  # inside: the dtype of the scores
+    if data.draw(st.booleans()):  # a scale for each query and head multiplies the query, and the product is rounded
         scale = factor = np.resize(ROWS[2], (queries, 2)).astype(np.float32)
     settings = {"causal": causal, "window": window, "logits_soft_cap": cap, "sinks": sinks, "scale": scale}
     f = jax.jit(lambda q, k, v: pe.attention(q, k, v, bias=call, block_size=block, **settings, **sides))
-    of, scale = (q, scale) if factor is None else ((q.astype(inside) * factor[..., None]).astype(dtype), 1.0)
-    want, _, back = dense(of, k, v, added, may_see(i, j, causal, parts, window), scale, inside, cap=cap, sinks=sinks)
+    scaled_q, scale = (q, scale) if factor is None else ((q.astype(inside) * factor[..., None]).astype(dtype), 1.0)
+    want, _, back = dense(
+        scaled_q, k, v, added, may_see(i, j, causal, parts, window), scale, inside, cap=cap, sinks=sinks
+    )
     bound = 2 * (eps(dtype) + 1e-6) * (1 + np.abs(ROWS[:, :32]).max())
     with jax.enable_x64(wide):
         got = np.asarray(f(q, k, v))
@@ -285,9 +305,8 @@ def test_attention_and_its_derivatives_at_any_positions(
     assert got.dtype == dtype and got.shape == (*q.shape[:-1], v.shape[-1])
     assert_within(got, want, bound, against="the dense float64 formula")
     dq, *others = back(dy)[:3]
-    for name, mine, true in zip(
-        "qkv", gradient, (dq if factor is None else dq * factor[..., None], *others), strict=True
-    ):
+    dq = dq if factor is None else dq * factor[..., None]
+    for name, mine, true in zip("qkv", gradient, (dq, *others), strict=True):
         assert_within(mine, true, 2 * bound, against=f"∂/∂{name} by the dense float64 formula")
 
 
@@ -298,6 +317,7 @@ def test_attention_and_its_derivatives_at_any_positions(
     )
 )
 def test_positions_of_any_segments_and_masks(ids):
+    """Of twelve segment ids, beside the oracle; and of a mask that is true where the ids are 0, beside a count."""
     TRIED["segments"] += 1
     mask = np.array(ids) == 0
     np.testing.assert_array_equal(pe.positions_from_segments(np.array(ids, np.int32)), segments(ids))
@@ -307,13 +327,13 @@ def test_positions_of_any_segments_and_masks(ids):
 
 # No NaN on the way to a number
 
-# Of numbers, not of lenses: one whose focal length is 0 has no inverse.
+# Without PRoPE: a lens whose focal length is 0 has no inverse.
 OF_FLOATS = [name for name, row in FUNCTIONS.items() if row.floats and not name.startswith("prope")]
 
 
 @pytest.mark.parametrize("name", [name if name == "fire" else slow(name) for name in OF_FLOATS])
 def test_no_operation_of_a_derivative_gives_nan(name):
-    """At 0, −0 and numbers that float32 holds barely, beside others."""
+    """Where a third of the floats are 0, −0, subnormal, 1 or 0.001."""
     row = FUNCTIONS[name]
     extremes = [np.resize(np.float32([0.0, -0.0, 1e-40, 1.0, 1e-3]), x.shape) for x in row.floats]
     floats = [np.where(np.arange(x.size).reshape(x.shape) % 3, x, y) for x, y in zip(row.floats, extremes, strict=True)]
@@ -334,6 +354,7 @@ BY_FREQUENCIES = ["sinusoidal, array", "add_sinusoidal, array", "rotation_matrix
 @pytest.mark.parametrize("p", [NAN, INF])
 @pytest.mark.parametrize("name", BY_FREQUENCIES)
 def test_a_masked_row_leaves_the_derivative_by_frequencies_alone(name, p):
+    """A second token at NaN or infinity changes nothing in the derivative of the first token's sum."""
     row = FUNCTIONS[name]
     argument = "offset" if "offset" in row.given else "positions"
 

@@ -1,7 +1,8 @@
-"""Derivatives of every function that has a formula, beside differences of the formula in float64.
+"""Derivatives of every function with a float64 formula agree with differences of that formula.
 
-Forward mode, reverse mode, second order, and each inside other transformations: no rule of this library is compared
-with another of its rules alone.
+- Forward mode, reverse mode, second order, and each inside vmap, scan and checkpoint.
+- A rotation's derivative by x is the rotation itself, is rounded once in 16 bits, and keeps to its pair.
+- Derivatives store no more than they need, and a mapped rotation stays one operation.
 """
 
 import jax
@@ -17,23 +18,29 @@ from helpers.functions import FUNCTIONS
 from helpers.slow import slow
 
 SMOOTH = {name: row for name, row in FUNCTIONS.items() if row.formula and row.floats}
-# Each kind of rule: inside other transformations, of these alone; by default, those that no file of their own tests.
+# One function for each kind of derivative rule, which other transformations are tried on; and of these, the ones that
+# the default tests take, because no file of their own tests their derivatives.
 KINDS = "rotary, by heads", "rotary, cos_sin", "xpos, array", "pope, array", "prope, key", "t5", "fire"
 FEW = "rotary, by heads", "rotary, cos_sin", "xpos, array", "t5", "fire"
 
 
 def directions(name):
+    """The function as one of its float arrays, its formula, and directions v and u (helpers/differences.py)."""
     row = SMOOTH[name]
     f = lambda *floats: row(*row.with_floats(floats))  # noqa: E731
     return Directions(f, lambda *floats: row.truth(floats), row.floats)
 
 
 def inner(a, b):
+    """The inner product of two lists of arrays."""
     return sum((x * y).sum() for x, y in zip(a, b, strict=True))
 
 
 def check_first(d, got):
-    """A power rounds by 5e-7 what may cancel: the derivatives by each of the floats."""
+    """Asserts the derivatives along v, one per result.
+
+    They sum the derivatives by each float, which may cancel, and of which a power rounds each by up to 5e-7.
+    """
     by_each = [d.along(d.truth, d.alone(i)) for i in range(len(d.floats))]
     for a, b, *terms in zip(jax.tree.leaves(got), d.along(d.truth, d.v), *by_each, strict=True):
         assert a.dtype == np.float32
@@ -43,6 +50,7 @@ def check_first(d, got):
 
 
 def check_second(got, want):
+    """Asserts the second derivatives along v and u, one per result."""
     for a, b in zip(jax.tree.leaves(got), want, strict=True):
         assert_within(a, b, 1e-4 * (1 + np.abs(b)), against="the difference along v and u")
 
@@ -78,35 +86,40 @@ def test_reverse_over_reverse(name):
 
 
 def scanned(f):
-    """f inside a scan, whose carry has derivatives too."""
+    """f inside a scan of two steps; a derivative of the carry, times 0, is added to its second result."""
 
-    def of(*floats):
+    def second_step(*floats):
         carry, ys = lax.scan(lambda carry, _: (carry, f(*carry)), floats, None, 2)
         return jax.tree.map(lambda y: y[1] + 0 * sum(jnp.sum(x) for x in carry), ys)
 
-    return of
+    return second_step
 
 
 def mapped(f):
+    """f by vmap over copies of all arguments, of which the first are doubled; the second result."""
     return lambda *floats: jax.tree.map(lambda y: y[1], jax.vmap(f)(*(jnp.stack([2 * x, x]) for x in floats)))
 
 
 def mapped_by_the_first(f):
-    def of(x, *rest):
+    """f by vmap over copies of the first argument alone."""
+
+    def second_copy(x, *rest):
         ys = jax.vmap(f, (0, *[None] * len(rest)))(jnp.stack([2 * x, x]), *rest)
         return jax.tree.map(lambda y: y[1], ys)
 
-    return of
+    return second_copy
 
 
 def mapped_by_the_others(f):
-    def of(x, *rest):
+    """f by vmap over copies of all arguments but the first."""
+
+    def second_copy(x, *rest):
         if not rest:
             return f(x)
         ys = jax.vmap(lambda *rest: f(x, *rest))(*(jnp.stack([2 * r, r]) for r in rest))
         return jax.tree.map(lambda y: y[1], ys)
 
-    return of
+    return second_copy
 
 
 @pytest.mark.slow
@@ -128,7 +141,7 @@ def test_derivatives_inside_other_transformations(name, transform):
     d.check_loss(inner(back, d.v), inner(d.weights, d.along(d.truth, d.v)))
 
 
-# Of a rotation
+# Derivatives of a rotation
 
 
 RNG = np.random.default_rng(0)
@@ -139,6 +152,7 @@ def normal(*shape):
 
 
 def test_the_derivative_of_a_rotation_by_x_is_the_rotation_itself():
+    """Forward mode has the bits of the rotation; reverse mode rotates back."""
     x, v = normal(2, 7, 3, 16), normal(2, 7, 3, 16)
     f = lambda x: pe.rotary(x, np.arange(2_000_000_000, 2_000_000_007), 8, head_axis=-2)  # noqa: E731
 
@@ -165,16 +179,18 @@ def test_the_derivative_of_a_rotation_by_x_is_the_rotation_itself():
 )
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, slow(jnp.float16)])
 def test_a_tangent_in_16_bits_is_rounded_once(f, dtype):
+    """A tangent has the bits of the float32 tangent, rounded, in 99 of 100 elements."""
     p, w, x, tangent = normal(2, 5), normal(3), *normal(2, 2, 5, 3, 6).astype(dtype)
     along = jax.jit(lambda x, tangent: jax.jvp(f, (x, p, w), (tangent, np.ones_like(p), np.ones_like(w)))[1])
     got, want = along(x, tangent), along(x.astype(np.float32), tangent.astype(np.float32))
     assert got.dtype == dtype
-    assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01  # 1e-7 may cross a boundary
+    # Errors of 1e-7 in float32 may round some elements to a neighbour.
+    assert np.mean(np.asarray(got) != np.asarray(want).astype(dtype)) < 0.01
 
 
 @pytest.mark.parametrize(("layout", "pair"), [("half", [2, 6]), slow("interleaved", [2, 3])])
 def test_nothing_leaks_out_of_a_pair(layout, pair):
-    """Nor into the features that do not rotate, 8 and 9."""
+    """NaN and infinity in x reach the tangent of their own pair alone; features 8 and 9 do not rotate."""
     x, v, p, w = normal(1, 4, 1, 10), normal(1, 4, 1, 10), normal(4), normal(4)
     x[0, 1, 0, 2], x[0, 1, 0, 9], x[0, 2, 0, 8] = np.inf, np.nan, np.inf
     f = lambda *arrays: pe.rotary(*arrays, layout=layout, head_axis=-2)  # noqa: E731
@@ -183,11 +199,11 @@ def test_nothing_leaks_out_of_a_pair(layout, pair):
     np.testing.assert_array_equal(along[..., 8:], v[..., 8:])
 
 
-# What derivatives keep, and one operation for batches
+# What derivatives store, and one operation for batches
 
 
 def operations(jaxpr):
-    """The names of all, those of inner functions too."""
+    """The names of all operations of a jaxpr and of the functions that it calls."""
     for eqn in jaxpr.eqns:
         inner = [p for p in jax.tree.leaves(tuple(eqn.params.values())) if hasattr(p, "jaxpr")]
         yield from (name for p in inner for name in operations(p.jaxpr))
@@ -206,8 +222,10 @@ def test_a_mapped_rotation_stays_one_rotation(axes):
 
 def test_a_rotation_keeps_x_only_if_positions_or_frequencies_have_derivatives():
     x, p, w = np.ones((2, 64, 8, 32), jnp.bfloat16), np.linspace(0, 5, 64, dtype=np.float32), np.ones(16, np.float32)
+    # Bytes of float32: 64 positions and 16 frequencies; and of some constants
     assert stored(lambda x: pe.rotary(x, p, head_axis=-2), x) <= 4 * (64 + 16)
     assert stored(lambda x, p, w: pe.rotary(x, p, w, head_axis=-2), x, p, w) <= x.nbytes + 4 * (16 + 256)
+    # Under vmap over x, over the frequencies, and over both: x is stored as often as it is mapped.
     for axes, rows in (((0, None), 8), ((None, 0), 1), ((0, 0), 8)):
         f = jax.vmap(lambda x, w: pe.rotary(x, None, w, head_axis=-2), axes)
         batched = [a if axis is None else np.stack([a] * 8) for a, axis in zip((x[0], w), axes, strict=True)]
@@ -216,7 +234,7 @@ def test_a_rotation_keeps_x_only_if_positions_or_frequencies_have_derivatives():
 
 @pytest.mark.parametrize(("name", "arrays"), [("t5", 2), ("fire", 4)])
 def test_a_learned_bias_keeps_distances_alone(name, arrays):
-    """Nothing for each head, bucket or hidden unit."""
+    """It stores so many arrays (64, 64), and none with an axis of heads, buckets or hidden units."""
     row = FUNCTIONS[name]
     i = np.arange(64)
     parameters = {name: x for name, x in row.arguments.items() if "positions" not in name}

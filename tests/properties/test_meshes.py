@@ -1,6 +1,8 @@
-"""Over many devices each computes its part where it is: no collective, nothing of the global length, the same bits.
+"""Every function over eight devices: each device computes its own part and gets the bits of one device.
 
-What cannot be split says so on Explicit axes, where the compiler may not fetch what it needs.
+- Values: no collective, no array of the global length, and a share of the work and of the temporaries.
+- Explicit axes: results are sharded as their arguments, and an argument that cannot be split so is named in an error.
+- Derivatives: they are sharded as what they are derivatives of; those by parameters are summed over devices once.
 """
 
 import functools
@@ -24,10 +26,11 @@ from helpers.functions import FUNCTIONS, SHARED, WHOLE, WRAPPED, table
 from helpers.slow import slow
 
 pytestmark = pytest.mark.usefixtures("on_cpu", "compiled_anew")
+# Axis of an array (the letters are those of helpers/functions.py) → axis of the mesh that splits it
 MESH = {"b": "data", "s": "sequence", "h": "heads", "f": "heads"}
 AXES = "data", "sequence", "heads"
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
-# The shape of a mesh and the kinds of its axes
+# Name → (shape of the mesh, types of its axes). "shard_map" splits by hand; the others let functions or XLA do it.
 MESHES = {
     "auto": ((2, 2, 2), (AUTO,) * 3),
     "explicit": ((2, 2, 2), (EXPLICIT,) * 3),
@@ -38,10 +41,11 @@ MESHES = {
 }
 LENGTH = 128 * 17  # no other axis is a multiple of it
 SPLIT = {name: row for name, row in FUNCTIONS.items() if row.arrays and row.result}
-# Sums over an axis that devices share: of all rows of a table, and of pairs
+# Functions that sum over an axis that the mesh splits: over all rows of a table, and over pairs
 SUMS = "content_bias", "offset_similarity, array"
+# Functions with a sequence in their result, each position of which needs nothing of the others
 LOCAL = [name for name, row in SPLIT.items() if "s" in "".join(jax.tree.leaves(row.result)) and name not in SUMS]
-# By default what computes cosines, counts, reads rows, rotates, shifts and makes a bias.
+# The default tests take one function of each kind: cosines, counting, lookup, rotation, a plan, a shift and a bias.
 FEW = ["sinusoidal", "add_sinusoidal, counted", "learned", "rotary", "RotaryPlan.rotate, traced layer", "shift", "t5"]
 
 
@@ -57,20 +61,24 @@ def explicit():
 
 
 def spec_of(axes, mesh=MESH):
+    """The PartitionSpec of an array whose axes are these letters."""
     return P(*(mesh.get(axis) for axis in axes))
 
 
 def put(mesh, row, specs):
+    """A row's arrays on the mesh."""
     return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(row.arrays, specs, strict=True)]
 
 
 @functools.cache
 def large():
+    """The table of functions with sequences of LENGTH."""
     return table(batch=4, length=LENGTH, heads=8)
 
 
 @functools.cache
 def on_one(name):
+    """A function compiled for one device, and its result there."""
     row = large()[name]
     compiled = jax.jit(row).lower(*row.arrays).compile()
     return compiled, jax.device_get(compiled(*row.arrays))
@@ -78,6 +86,7 @@ def on_one(name):
 
 @functools.cache
 def on_many(name, kind):
+    """A function compiled for a mesh of MESHES, and its result there."""
     row, mesh = large()[name], mesh_of(kind)
     specs, out = [*map(spec_of, row.axes)], jax.tree.map(spec_of, row.result)
     f = jax.shard_map(row, mesh=mesh, in_specs=tuple(specs), out_specs=out) if kind == "shard_map" else row
@@ -97,6 +106,7 @@ def work(compiled):
 
 
 def collectives(compiled):
+    """The names of all collectives, and of those that no loop repeats."""
     return Compiled(compiled.as_text(), 0, 0).collectives
 
 
@@ -105,11 +115,14 @@ def temporaries(compiled):
 
 
 def check_local(compiled, whole, devices):
-    """No collective, nothing of the global length; a device's share of what one alone does and keeps, and 4 KiB."""
+    """No collective, no axis of the global length, and a share of the temporaries and work of one device.
+
+    A device may exceed its share by 2% and by 4 KiB or 4096 operations, for what does not grow with the sequence.
+    """
     assert collectives(compiled) == ([], [])
     assert not [n for n in Compiled(compiled.as_text(), 0, 0).sizes if n % LENGTH == 0]
-    for of in (temporaries, work):
-        assert of(compiled) <= 1.02 * of(whole) // devices + 4096
+    for cost in (temporaries, work):
+        assert cost(compiled) <= 1.02 * cost(whole) // devices + 4096
 
 
 @pytest.mark.parametrize(
@@ -121,16 +134,16 @@ def check_local(compiled, whole, devices):
     ],
 )
 def test_each_device_computes_its_part(name, kind):
-    """No more than where the compiler may choose what is cut along the heads, if it then sends nothing."""
+    """A device has its share of positions, and costs no more than where XLA chooses the shards without a collective.
+
+    Sequences that share positions compute their cosines once, so splitting the batch does not reduce that work.
+    """
     if "counted" in name and kind != "explicit":  # in shard_map each device would count its own part from 0
         return
-    row, (whole, want), (compiled, got), (chosen, _) = (
-        large()[name],
-        on_one(name),
-        on_many(name, kind),
-        on_many(name, "auto"),
-    )
-    shape = MESHES[kind][0]
+    row, shape = large()[name], MESHES[kind][0]
+    whole, want = on_one(name)
+    compiled, got = on_many(name, kind)
+    chosen, _ = on_many(name, "auto")
     shares_positions = not all("b" in axes for axes in row.axes if "s" in axes) or "counted" in name
     check_local(compiled, whole, shape[1] * (1 if shares_positions else shape[0]))
     if shape == MESHES["auto"][0] and collectives(chosen) == ([], []):
@@ -143,25 +156,25 @@ def test_each_device_computes_its_part(name, kind):
             np.testing.assert_array_equal(a, b)
 
 
-# A test that no fault fails is none.
+# Controls: check_local fails on what it is meant to find.
 
 
 @pytest.mark.parametrize(
-    ("fault", "what"),
+    ("fault", "message"),
     [
         (lambda x: x - x.mean(1, keepdims=True), "all-reduce"),
         (lambda x: x + pe.sinusoidal(lax.sort(jnp.arange(LENGTH) ^ 1), 8)[None], str(LENGTH)),
     ],
 )
-def test_a_collective_and_what_has_the_global_length_are_caught(explicit, fault, what):
+def test_a_collective_and_what_has_the_global_length_are_caught(explicit, fault, message):
     x = jax.device_put(np.ones((4, LENGTH, 8), np.float32), NamedSharding(explicit, P("data", "sequence")))
     compiled = jax.jit(fault).lower(x).compile()
-    with pytest.raises(AssertionError, match=what):
+    with pytest.raises(AssertionError, match=message):
         check_local(compiled, compiled, 1)
 
 
 def test_cosines_of_all_positions_on_each_device_are_caught(explicit):
-    """Of positions that are not sharded."""
+    """Where positions are not sharded, each device computes the cosines of all of them: too much work."""
     row = large()["rotary"]
     specs = [P() if name == "positions" else spec_of(axes) for name, axes in zip(row.names, row.axes, strict=True)]
     compiled = jax.jit(row).lower(*put(explicit, row, specs)).compile()
@@ -173,20 +186,22 @@ def test_cosines_of_all_positions_on_each_device_are_caught(explicit):
 
 
 def types(mesh, row, specs):
+    """The types of a row's arrays on the mesh, for tests that only trace."""
     each = zip(row.arrays, specs, strict=True)
     return [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)) for x, spec in each]
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_result_is_sharded_as_its_arguments(explicit, name):
-    """By all axes that may be, and by each alone. Nothing is compiled."""
+    """Split along all axes that devices may share, and along each alone. Nothing is compiled."""
     row = SPLIT[name]
+    # Axis of an array → axis of the mesh. Queries (s) and keys (t) cannot both be split by the mesh's sequence.
     every = {axis: MESH.get(axis, "sequence") for axes in row.axes for axis in axes if axis in SHARED}
     if "s" in every and "t" in every:
         del every["t"]
     for mesh in [
         every,
-        *({axis: of} for axis, of in MESH.items() if axis in every),
+        *({axis: mesh_axis} for axis, mesh_axis in MESH.items() if axis in every),
         *[{"t": "sequence"}] * ("t" in row.result),
     ]:
         results = jax.eval_shape(row, *types(explicit, row, [spec_of(axes, mesh) for axes in row.axes]))
@@ -195,6 +210,7 @@ def test_a_result_is_sharded_as_its_arguments(explicit, name):
             assert NamedSharding(explicit, y.sharding.spec).is_equivalent_to(want, y.ndim), (mesh, y.sharding.spec)
 
 
+# (function, index of an array, index of its axis) for each axis that a device needs whole and that two could split
 PUBLIC = {name: row for name, row in SPLIT.items() if name not in WRAPPED}
 MUST_BE_WHOLE = [
     (name, i, at)
@@ -221,7 +237,8 @@ def test_the_page_names_every_function_with_an_argument_that_must_be_whole():
     assert {name.split(",")[0] for name, *_ in MUST_BE_WHOLE if "." not in name} <= named <= set(pe.__all__)
 
 
-# Queries and keys have results of their own; and a small array of frequencies is moved to where its heads are.
+# (function, two indices of arrays, an axis that both have): a function with one result needs both split alike. Left
+# out are queries beside keys, which have results of their own, and frequencies by heads, which are moved to the heads.
 APART = [
     (name, i, j, axis)
     for name, row in PUBLIC.items()
@@ -245,7 +262,8 @@ def test_arguments_that_share_an_axis_are_split_alike(explicit, name, i, j, axis
         jax.eval_shape(row, *types(explicit, row, specs))
 
 
-# Of arrays that x does not join: beside it JAX itself refuses.
+# (function, two indices of arrays, an axis that only the first has, an axis that only the second has). Functions of x
+# are left out, because JAX itself rejects such arrays beside x.
 TWICE = [
     (name, i, j, a, b)
     for name, row in PUBLIC.items()
@@ -274,6 +292,7 @@ def test_op_by_op_on_explicit_axes_gives_the_bits_of_one_device(explicit, name):
 
 
 def test_lengths_that_are_known_stay_known_where_they_are_split(explicit):
+    """Concrete lengths are still checked against `total` on a mesh."""
     lengths = np.full((8, 3), 2, np.int32)
     split = jax.device_put(lengths, NamedSharding(explicit, P("data")))
     got = pe.positions_from_lengths(split, 8)
@@ -284,6 +303,7 @@ def test_lengths_that_are_known_stay_known_where_they_are_split(explicit):
 
 
 def test_a_table_that_is_cut_must_be_whole(explicit):
+    """add_learned takes all rows of a split table, and rejects to take its first nine."""
     row_split = jax.device_put(np.ones((16, 8), np.float32), NamedSharding(explicit, P("data")))
     assert pe.add_learned(jnp.ones((2, 16, 8)), row_split).shape == (2, 16, 8)
     with pytest.raises(ValueError, match="^add_learned: table must not be sharded along axis 0 on Explicit axes"):
@@ -292,6 +312,7 @@ def test_a_table_that_is_cut_must_be_whole(explicit):
 
 @pytest.mark.parametrize("spmd", [None, "data"])
 def test_a_lookup_where_the_mapped_axis_alone_is_sharded(explicit, spmd):
+    """Under jax.vmap over the batch, which the mesh splits, with and without spmd_axis_name."""
     row = SPLIT["add_learned"]
     x, table, p = (row.arguments[name] for name in ("x", "table", "positions"))
     f = jax.vmap(lambda p, x: (pe.learned(p, table), pe.add_learned(x, table, p)), spmd_axis_name=spmd)
@@ -305,7 +326,7 @@ def test_a_lookup_where_the_mapped_axis_alone_is_sharded(explicit, spmd):
 
 @pytest.mark.parametrize("name", [name for name, row in SPLIT.items() if row.floats])
 def test_derivatives_are_sharded_as_what_they_are_derivatives_of(explicit, name):
-    """Forward as the result, backward as each argument. Nothing is compiled."""
+    """Forward mode: as the result. Reverse mode: as each argument. Nothing is compiled."""
     row = SPLIT[name]
     arrays = types(explicit, row, [*map(spec_of, row.axes)])
     moving = [i for i, x in enumerate(arrays) if x.dtype == np.float32]
@@ -326,6 +347,7 @@ def test_derivatives_are_sharded_as_what_they_are_derivatives_of(explicit, name)
 
 @pytest.mark.parametrize("table", [P(), slow(P(None, "heads")), P("heads")], ids=str)
 def test_the_derivative_of_a_lookup_is_sharded_as_its_table(explicit, table):
+    """Its values are float64 sums of the cotangents of each row."""
     row = large()["learned"]
     p, rows = row.arguments["positions"], row.arguments["table"]
     dy = np.random.default_rng(0).normal(size=(*p.shape, 8)).astype(np.float32)
@@ -335,25 +357,25 @@ def test_the_derivative_of_a_lookup_is_sharded_as_its_table(explicit, table):
     placed = [jax.device_put(x, NamedSharding(explicit, spec)) for spec, x in specs]
     got = jax.jit(jax.grad(lambda t, p, dy: jnp.sum(dy * pe.learned(p, t))))(*placed)
     assert got.sharding.is_equivalent_to(placed[0].sharding, 2)
-    assert_within(got, want, 1e-5 * np.abs(want) + 1e-4, against="float64 sums")  # of some 700 numbers
+    assert_within(got, want, 1e-5 * np.abs(want) + 1e-4, against="float64 sums")  # each sums some 700 numbers
 
 
 def gradient_of(row, f):
-    """By the floats whose axes the mesh does not divide along batch and sequence, and their indices."""
+    """The gradient of a loss of f by the row's parameters, the floats without batch and sequence; and their indices."""
     each = enumerate(zip(row.arrays, row.axes, strict=True))
     at = [i for i, (x, axes) in each if x.dtype == np.float32 and not {*axes} & {*"bst"}]
     return jax.grad(lambda *x: sum(jnp.sum(jnp.sin(y) * y) for y in jax.tree.leaves(f(*x))), at), at
 
 
 LEARNED = [name for name in LOCAL if gradient_of(SPLIT[name], None)[1] and name not in WRAPPED]
-# What is summed over heads too, or of parts of a pair, is summed by XLA as it likes.
+# Functions whose parameters also need sums over heads or parts of a pair: XLA may send larger partial sums for them.
 LARGER = "fire", "pope, array", "prope", "rotary, last"
 
 
 @pytest.mark.parametrize("kind", [slow("auto"), slow("explicit"), "shard_map"])
 @pytest.mark.parametrize("name", [name if name == "t5" else slow(name) for name in LEARNED])
 def test_derivatives_by_parameters_are_summed_over_devices_once(name, kind):
-    """In sums of a parameter's size, before or after pairs are made of features, for a device's part of the work."""
+    """What is sent has at most twice a parameter's size, and a device does at most 0.3 of the whole work, for 1/8."""
     row, mesh = large()[name], mesh_of(kind)
     specs = [*map(spec_of, row.axes)]
     gradient, at = gradient_of(row, row)
@@ -367,7 +389,7 @@ def test_derivatives_by_parameters_are_summed_over_devices_once(name, kind):
     assert {*collectives(compiled)[0]} == {"all-reduce"}
     summed = re.findall(r"= (.+?) all-reduce(?:-start)?\(", compiled.as_text())
     sizes = [math.prod(map(int, filter(None, n.split(",")))) for t in summed for n in re.findall(r"\[([\d,]*)\]", t)]
-    few = 64 if name.startswith("sandwich") else 0  # cosines of keys, of half a batch
+    few = 64 if name.startswith("sandwich") else 0  # it sums the cosines of keys of half a batch
     assert max(sizes) <= max(few, *(2 * row.arrays[i].size for i in at)) or name.startswith(LARGER)
     assert work(compiled) <= 0.3 * work(whole)
     for a, b, i in zip(got, whole(*row.arrays), at, strict=True):

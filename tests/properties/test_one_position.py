@@ -1,7 +1,8 @@
-"""Where tokens stand: one position for a sequence is an error, and so is none for a single token.
+"""One position for a whole sequence is an error, and so is no position for a single token.
 
-What has no sequence may have one position, and a length that is not known is taken. Positions that return are in
-tests/unit/attention/test_attention_parser.py.
+- Input without a sequence axis may have one position, and a sequence of symbolic length is accepted.
+- A Flax layer rejects positions that return to an earlier one (tests/unit/attention/test_attention_parser.py tests
+  `attention` itself).
 """
 
 import functools
@@ -18,7 +19,9 @@ from posenc_jax import linen, nnx
 from posenc_jax.hf import RotaryLayer, RotaryPlan
 
 TABLE = np.ones((9, 8), np.float32)
+# Layer 0 rotates eight features, layer 1 none.
 PLAN = RotaryPlan((RotaryLayer(8, 8), RotaryLayer(0, 8)), "half")
+# Name → (module, its inputs besides positions, made of x)
 LINEN = {
     "SinusoidalEncoding": (linen.SinusoidalEncoding(8), lambda x: [x[:, :, 0]]),
     "LearnedEncoding": (linen.LearnedEncoding(9, 8), lambda x: [x[:, :, 0]]),
@@ -28,12 +31,12 @@ LINEN = {
 
 
 def applied(name):
-    """A Linen module with variables that a whole sequence made."""
-    module, of = LINEN[name]
-    return lambda x, p: module.apply(module.init(jax.random.key(0), *of(jnp.zeros((2, 5, 2, 8)))), *of(x), p)
+    """A Linen module as a function of x and positions; its variables were made for a sequence of five."""
+    module, inputs = LINEN[name]
+    return lambda x, p: module.apply(module.init(jax.random.key(0), *inputs(jnp.zeros((2, 5, 2, 8)))), *inputs(x), p)
 
 
-# What places x (batch, seq, heads, 8) at positions
+# Every call that places x (batch, seq, heads, 8) at positions p
 PLACES = {
     "rotary": lambda x, p: pe.rotary(x, p, head_axis=-2),
     "rotary, heads first": lambda x, p: pe.rotary(x.swapaxes(1, 2), p, head_axis=-3),
@@ -49,13 +52,14 @@ PLACES = {
     "PoPE": lambda x, p: nnx.PoPE(2, 16, head_axis=-2, rngs=flax_nnx.Rngs(0))(x, x, p),
     **{f"{name} of Linen": applied(name) for name in LINEN},
 }
+# Types of five tokens and of one; and the shapes in which one position may come, for all rows or for each
 FIVE, ONE = (jax.ShapeDtypeStruct((2, n, 2, 8), np.float32) for n in (5, 1))
 SHARED = np.int32(7), np.int32([7]), np.int32([[7], [8]])
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_one_position_for_a_sequence_is_refused(name):
-    """Concrete and traced; to move keys there is `shift_keys`."""
+    """Concrete or traced. Broadcast to the sequence, as the error proposes, the positions are accepted."""
     call = PLACES[name]
     message = r"positions must not be one for all 5 vectors of \w+, got shape .*jnp.broadcast_to\(positions, \(2, 5\)\)"
     for p in SHARED:
@@ -69,6 +73,7 @@ def test_one_position_for_a_sequence_is_refused(name):
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_token_without_a_position_is_refused(name):
+    """One token with one position, in any of its shapes, is accepted."""
     message = r"positions must be given where \w+ holds one token, .* got None: pass the position of a decode"
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(lambda x: PLACES[name](x, None), ONE)
@@ -84,6 +89,7 @@ def test_a_length_that_is_not_known_is_taken(name):
 
 
 def test_a_row_of_coordinates_is_one_position():
+    """Two coordinates of axial frequencies are one position: right for one token, rejected for five."""
     rotate = lambda x, p: pe.rotary(x, p, pe.axial(8, 2), head_axis=-2)  # noqa: E731
     for p in (np.int32([3, 4]), np.int32([[3, 4]])):
         with pytest.raises(ValueError, match=r"one for all 5 vectors of x, .*broadcast_to\(positions, \(2, 5, 2\)\)"):
@@ -92,7 +98,7 @@ def test_a_row_of_coordinates_is_one_position():
 
 
 def test_what_has_no_sequence_has_one_position():
-    """A vector, vectors of a batch at positions of their own, and layers that do not rotate."""
+    """A vector, and vectors of a batch each at its own position; nor do layers that do not rotate need positions."""
     batch, vector = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((2, 4, 8), (8,)))
     jax.eval_shape(lambda x: pe.rotary(x, np.int32([3, 9]), head_axis=-2), batch)
     jax.eval_shape(lambda x: (pe.add_sinusoidal(x, 7), pe.rotary(x, 7, head_axis=None), pe.shift(x, 7, 8)), vector)
@@ -105,15 +111,15 @@ def test_what_has_no_sequence_has_one_position():
 
 @pytest.mark.parametrize("name", LINEN)
 def test_init_of_linen_takes_one_token_and_still_checks(name):
-    module, of = LINEN[name]
-    init = lambda x: jax.eval_shape(lambda: module.init(jax.random.key(0), *of(x)))  # noqa: E731
+    module, inputs = LINEN[name]
+    init = lambda x: jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs(x)))  # noqa: E731
     assert init(np.ones((2, 1, 2, 8), np.float32)) == init(np.ones((2, 5, 2, 8), np.float32))
     with pytest.raises(TypeError, match="must be a float array"):
         init(np.ones((2, 1, 2, 8), np.int32))
 
 
 def test_one_query_and_one_key_need_no_position():
-    """Nothing else is seen, so it does not matter where they stand."""
+    """The query sees that key alone, so the result is its value wherever the two stand."""
     q, k, v = np.random.default_rng(0).normal(size=(3, 2, 1, 2, 8)).astype(np.float32)
     for settings in ({}, {"attention": pe.attention}):
         attend = nnx.positional_attention(rotation=8, **settings)
@@ -126,5 +132,5 @@ def test_a_flax_layer_rejects_positions_that_return():
     message = "^positional_attention: input_positions must not return to a position after .* pass mask=SegmentMask"
     with pytest.raises(ValueError, match=message):
         layer(x, x, x, input_positions=packed)
-    every = nnx.SegmentMask(np.ones(8, np.int32))
-    jax.eval_shape(lambda x: layer(x, x, x, input_positions=packed, mask=every), x)
+    segments = nnx.SegmentMask(np.ones(8, np.int32))
+    jax.eval_shape(lambda x: layer(x, x, x, input_positions=packed, mask=segments), x)

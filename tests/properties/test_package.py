@@ -1,8 +1,9 @@
-"""The package as a whole: what it imports, its names and examples, and how a call is traced.
+"""The package as a whole: its imports, its public names with their examples, and how a call is traced.
 
 - Imports run downward, nothing heavy comes with the package, and Flax is needed by its own modules alone.
-- One module alone knows JAX's interpreters, and uses few of their names.
+- One module alone uses JAX's interpreters and other undocumented names, and only the ones listed here.
 - Every public name is documented, with examples that run.
+- Encodings are computed without temporaries, and a repeated call is not traced again.
 """
 
 import ast
@@ -25,10 +26,11 @@ from helpers.pages import program, text_of
 from posenc_jax import hf, kernels, linen, nnx, plot
 
 PACKAGE = Path(pe.__file__).parent
-# A module imports from its own room and from those before it, and in a room no circle of imports stands.
+# A room is a folder or a module beside the folders. A module imports from its own room and from earlier ones, and no
+# modules import each other in a circle.
 ROOMS = "_jax _numerics _frequencies _positions _rotary _encodings _biases _attention".split()
 ROOMS += "kernels plot hf _flax linen nnx __init__".split()
-FILES = {
+FILES = {  # module → its file, "_biases.formulas" → posenc_jax/_biases/formulas.py
     path.relative_to(PACKAGE).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", "."): path
     for path in PACKAGE.rglob("*.py")
 }
@@ -58,8 +60,10 @@ def test_imports_run_downward_only():
     graphlib.TopologicalSorter(imports).prepare()  # raises at a circle
 
 
+# Names, or parts of code, of JAX's undocumented interface
 UNDOCUMENTED = "jax.interpreters to_tangent_aval manual_axis_type weak_type= sharding.update spec.update".split()
-# JAX's `axis_primitive_batchers` and `primitive_batchers` will be deleted.
+# What the package uses of jax.interpreters. `axis_primitive_batchers` and `primitive_batchers` must not be in the list,
+# because JAX will delete them.
 OF_INTERPRETERS = {
     *("ad.Zero", "ad.instantiate_zeros", "ad.is_undefined_primal", "ad.primitive_jvps", "ad.primitive_transposes"),
     *("batching.fancy_primitive_batchers", "mlir.lower_fun", "mlir.register_lowering"),
@@ -88,7 +92,7 @@ def test_public_names_are_documented():
     assert (PACKAGE / "py.typed").exists()
 
 
-# Functions are found where they are public, and classes and the texts of modules where they stand.
+# doctest finds functions in the public modules, but classes and module docstrings only in the modules that define them.
 PRIVATE = "_biases.formulas _flax.masks _frequencies.frequencies _rotary.cos_sin hf._apply hf._patches hf._plan"
 PRIVATE += " hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings"
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in f"hf kernels linen nnx plot {PRIVATE}".split())
@@ -98,10 +102,11 @@ WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in f"hf kernels li
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_the_examples_in_docstrings(module):
     result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted >= 4 and result.failed == 0
+    assert result.attempted >= 4 and result.failed == 0  # each of the modules has examples
 
 
 def test_no_example_is_overlooked():
+    """WITH_EXAMPLES finds as many examples as all docstrings of the source contain."""
     nodes = [node for path in FILES.values() for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     written = [ast.get_docstring(node, clean=False) or "" for node in nodes if isinstance(node, documented)]
@@ -111,10 +116,12 @@ def test_no_example_is_overlooked():
 
 
 def test_importing_brings_in_nothing_heavy():
+    """Importing posenc_jax and its kernels loads neither Flax, matplotlib nor Pallas, and starts no backend."""
     code = (
         "import sys, json, jax; had = set(sys.modules); import posenc_jax.kernels; from jax._src import xla_bridge;"
         "print(json.dumps([sorted(set(sys.modules) - had), bool(xla_bridge._backends)]))"
     )
+    # The modules that the import added to those of JAX, and whether a backend was started
     modules, backends = json.loads(subprocess.check_output([sys.executable, "-c", code], text=True))
     heavy = {"flax", "matplotlib", "jax.extend", "jax._src.pallas", "jax.experimental.pallas"}
     assert not heavy & set(modules) and not backends and "posenc_jax._jax.workarounds" in modules
@@ -141,7 +148,7 @@ for name in ("nnx", "linen"):
 @pytest.mark.parametrize("f", [pe.sinusoidal, lambda p, dim: pe.add_sinusoidal(jnp.zeros((2, 4096, dim)), p)])
 def test_encodings_are_computed_without_temporaries(f):
     compiled = jax.jit(lambda p: f(p, 128)).lower(jax.ShapeDtypeStruct((4096,), jnp.int32)).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes <= 4096
+    assert compiled.memory_analysis().temp_size_in_bytes <= 4096  # of results of 2 MiB and more
 
 
 def test_a_repeated_call_is_not_traced_again():

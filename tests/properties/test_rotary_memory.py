@@ -1,8 +1,8 @@
-"""What `rotary` stores: for the derivative, and while it runs.
+"""The memory that `rotary` takes: what it stores for the derivative, and its temporaries.
 
-- The derivative in x stores positions alone, and one derivative may follow another.
+- The derivative by x stores positions alone, and one derivative may follow another.
 - On a CPU a rotation is one pass over x, also under `jax.vmap`, and stores no more than a table that heads share.
-- Layers of a scan share their cosines and sines.
+- Layers of a scan compute their cosines and sines once, outside the loop.
 """
 
 import math
@@ -18,13 +18,14 @@ from helpers.differences import stored
 
 pytestmark = pytest.mark.usefixtures("compiled_anew")
 on_a_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the programs of a CPU")
+# Both layouts, in one dtype each
 BOTH = pytest.mark.parametrize(("layout", "dtype"), [("half", jnp.float32), ("interleaved", jnp.bfloat16)])
 X = jax.ShapeDtypeStruct((2, 256, 8, 64), jnp.bfloat16)
 SEQ = np.arange(256)
 
 
 @pytest.mark.parametrize(
-    ("function", "positions"),
+    ("function", "positions"),  # how many numbers of 4 bytes hold its positions or its offset
     [
         (lambda x: pe.rotary(x, np.stack([SEQ, SEQ]), head_axis=-2), 512),
         (lambda x: pe.rotary(x, np.stack([SEQ, SEQ], -1), pe.axial(64, 2), head_axis=-2), 512),
@@ -34,11 +35,14 @@ SEQ = np.arange(256)
     ids=["by row", "axial", "keys", "encodings"],
 )
 def test_the_derivative_in_x_stores_positions_alone(function, positions):
-    assert stored(jax.jit(function), X) <= 4 * (positions + 64)
+    assert stored(jax.jit(function), X) <= 4 * (positions + 64)  # 64: frequencies of the pairs, at most
 
 
 def test_one_derivative_after_the_other():
-    # JAX 0.10 keeps a traced call and mixes up its derivatives if those by x alone store fewer arrays than the others.
+    """The derivative by x alone and then by x and positions, twice in one program, agree.
+
+    JAX 0.10 keeps a traced call, and mixes up its derivatives if the one by x alone stores fewer arrays.
+    """
     total = jax.jit(lambda x, p: jnp.sum(jnp.sin(pe.rotary(x, p, head_axis=-2))))
     x, p = np.ones((2, 9, 3, 10), np.float32), np.linspace(0, 5, 9, dtype=np.float32)
 
@@ -46,7 +50,8 @@ def test_one_derivative_after_the_other():
     def in_turn(x, p):
         return [(jax.grad(lambda x: total(x, p))(x), *jax.grad(total, (0, 1))(x, p)) for _ in range(2)]
 
-    (_, want_x, want_p), *_ = found = in_turn(x, p)
+    found = in_turn(x, p)
+    _, want_x, want_p = found[0]
     for alone, by_x, by_p in found:
         np.testing.assert_allclose(alone, want_x, atol=1e-6)
         np.testing.assert_allclose(by_x, want_x, atol=1e-5)
@@ -55,6 +60,7 @@ def test_one_derivative_after_the_other():
 
 @BOTH
 def test_temporaries_are_small(layout, dtype):
+    """Those of a rotation and its derivative are less than a quarter of x."""
     x = jax.ShapeDtypeStruct((1, 4096, 32, 128), dtype)
 
     def both(x, dy):
@@ -65,9 +71,10 @@ def test_temporaries_are_small(layout, dtype):
     assert temporaries < x.size * x.dtype.itemsize / 4
 
 
-# x, how many of its features rotate, the layout, and the operations of the program on a CPU
+# By name: the shape of x, how many of its features rotate, the layout, the dtype, and which of pad, reverse and
+# concatenate the program on a CPU contains
 PAD, CONCATENATE = ["pad"], ["concatenate"]
-SUMS_OR_PAD, SUMS_OR_CONCATENATE = (  # for `sum_columns` JAX must keep a barrier
+SUMS_OR_PAD, SUMS_OR_CONCATENATE = (  # the lowering `sum_columns`, with neither, needs a barrier that JAX 0.12 keeps
     [] if jax.__version_info__ >= (0, 12) else operations for operations in (PAD, CONCATENATE)
 )
 PROGRAMS = {
@@ -88,7 +95,7 @@ def test_one_pass_on_a_cpu(name):
     compiled = jax.jit(lambda x, p: pe.rotary(x, p, dim, layout=layout, head_axis=-2)).lower(x, p).compile()
     text = compiled.as_text()
     assert [op for op in ("pad", "reverse", "concatenate") if f" {op}(" in text] == operations
-    if not operations:  # a loop over pairs by itself
+    if not operations:  # one fusion loops over pairs
         pairs = "2,32" if layout == "half" else "32,2"
         assert re.search(rf"f\d+\[{','.join(map(str, shape[:-1]))},{pairs}\]\S* fusion\(", text)
     # Cosines and sines that heads share are computed once, for each pair or for each feature.
@@ -98,7 +105,7 @@ def test_one_pass_on_a_cpu(name):
     copy = math.prod(shape) * np.dtype(dtype).itemsize if copied else 0
     assert table <= compiled.memory_analysis().temp_size_in_bytes <= table + copy + 1024
     assert copied or " copy(" not in text
-    # Rows as they lie in memory: in another order each number would be moved by itself.
+    # All arrays are row-major, leaving out axes of size 1: another order would move numbers one by one.
     arrays = re.findall(r"\w\[([\d,]+)\]\{([\d,]+)[}:]", text)
     assert arrays
     for sizes, order in arrays:
@@ -121,7 +128,7 @@ def test_one_pass_under_vmap(name):
 
 @on_a_cpu
 def test_temporaries_of_a_batch():
-    """Of each batch's own frequencies: those of the result, once in float32, and of its cotangent."""
+    """A gradient by x, positions and per-batch frequencies keeps the result and its cotangent, in float32."""
     most = 2.1 if jax.__version_info__ >= (0, 10, 2) else 3.2
     x, p = jax.ShapeDtypeStruct((8, 1, 256, 16, 64), jnp.bfloat16), jax.ShapeDtypeStruct((256,), jnp.float32)
     w = jax.ShapeDtypeStruct((8, 32), jnp.float32)
@@ -141,10 +148,12 @@ def test_layers_share_their_cosines_and_sines(layout, dtype):
     x, p = jax.ShapeDtypeStruct((8, 1, 4, 64), dtype), jax.ShapeDtypeStruct((8, 1), jnp.int32)
     text = jax.jit(layers).lower(x, p).compile().as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%([\w.]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S))
-    sines = {name for name, code in computations.items() if re.search(r"= s32\S* abs\(", code)}  # a phase is reflected
+    sines = {name for name, code in computations.items() if re.search(r"= s32\S* abs\(", code)}  # of a phase
+    # The computations that the only loop calls, directly or through others
     inside, left = set(), re.findall(r" while\(.*body=%([\w.]+)", text)
     assert sines and len(left) == 1
     while left:
-        inside.add(name := left.pop())
+        name = left.pop()
+        inside.add(name)
         left += set(re.findall(r"(?:calls|to_apply|body|condition)=%([\w.]+)", computations[name])) - inside
     assert len(inside) > 1 and not inside & sines

@@ -1,8 +1,8 @@
-"""What the project holds, against `tests/budget.toml`: `python tests/tools/budget.py [--lower]`.
+"""Measures the size of the project against `tests/budget.toml`: `python tests/tools/budget.py [--lower]`.
 
-It prints each number beside its budget, and its exit status is 1 if one is exceeded. `--lower` writes numbers that have
-become smaller; none is ever raised by a program. The programs that tests compile are counted by the tests, and the home
-page by `nox -s docs`, whose site this reads if it is there.
+The program prints each number beside its budget, and exits with 1 if a number exceeds it. `--lower` writes numbers that
+have become smaller into the budget; the program raises none. The tests themselves count the programs that they compile.
+The home page is measured if `nox -s docs` has built it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 
 
 def tokens(source: str, characters: bool = False) -> int:
-    """The tokens of a module without docstrings, comments and layout; with `characters`, a string counts by them."""
+    """The tokens of a module without docstrings, comments and layout.
+
+    With `characters`, a string counts one for each four of its characters.
+    """
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
         for node in ast.walk(ast.parse(source))
@@ -39,7 +42,7 @@ def tokens(source: str, characters: bool = False) -> int:
 
 
 def measured(root: Path) -> dict[str, int]:
-    """The numbers by their names in the budget; the home page only where a site was built."""
+    """The measured numbers by their names in the budget; without the home page if no site was built."""
     read = lambda path: path.read_text(encoding="utf-8")  # noqa: E731
     result = {
         "site.words": sum(len(read(path).split()) for path in (root / "docs").rglob("*.md")),

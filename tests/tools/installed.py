@@ -1,4 +1,4 @@
-"""Checks the installed package as a user has it: README's examples and those of the docstrings, and what was shipped.
+"""Checks the installed package as a user has it: which files it holds, and the examples of docstrings and README.
 
     python -I tests/tools/installed.py README.md dist/posenc_jax-….tar.gz
 
@@ -39,19 +39,19 @@ def check_files() -> None:
 
 
 def run_docstrings(figures: bool) -> int:
-    """The number of examples in the docstrings of figures, or of all else; all of them passed."""
+    """Runs the examples in docstrings, of the modules that draw or of all others, and returns how many passed."""
     attempted = 0
     for name in ("posenc_jax", *(found.name for found in pkgutil.walk_packages(posenc_jax.__path__, "posenc_jax."))):
         if name.endswith((".plot", "._figure")) == figures:
             result = doctest.testmod(importlib.import_module(name))
             assert result.failed == 0, f"{result.failed} examples of {name} fail"
             attempted += result.attempted
-    assert attempted > (20 if figures else 200), f"only {attempted} examples were found"
+    assert attempted > (20 if figures else 200), f"only {attempted} examples were found"  # there are more
     return attempted
 
 
 def run_readme() -> int:
-    """The number of README's examples, which run one after the other."""
+    """Runs README's examples one after the other, and returns how many there are."""
     blocks, names = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL), {}
     for block in blocks:
         exec(block, names)
@@ -61,7 +61,7 @@ def run_readme() -> int:
 
 if __name__ == "__main__":
     check_files()
-    if importlib.util.find_spec("matplotlib"):  # without it, all else was run
+    if importlib.util.find_spec("matplotlib"):  # the first run is without matplotlib, and runs the rest
         print(f"{run_docstrings(figures=True)} examples of figures run as installed")
     else:
         counts = run_docstrings(figures=False), run_readme()

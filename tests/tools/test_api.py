@@ -1,6 +1,6 @@
-"""Every public signature, as recorded: an unintended change of one fails.
+"""Every public signature is the one that api.txt records, so an unintended change fails.
 
-`python tests/tools/test_api.py` records them anew, where a change is intended.
+After an intended change, `python tests/tools/test_api.py` records all signatures anew.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal, get_origin
 RECORDED = Path(__file__).parent / "api.txt"
 COMMAND = "python tests/tools/test_api.py"
 MODULES = ("posenc_jax", "posenc_jax.hf", "posenc_jax.kernels", "posenc_jax.nnx", "posenc_jax.linen", "posenc_jax.plot")
-OF_FLAX = ("parent", "name")  # what Flax gives every Linen module
+OF_FLAX = ("parent", "name")  # the arguments that Flax adds to every Linen module
 
 
 def default(value):
@@ -26,12 +26,13 @@ def default(value):
 
 
 def returns(f):
+    """The annotation of the result, as " -> type"."""
     annotation = inspect.signature(f).return_annotation
     return f" -> {annotation}" if isinstance(annotation, str) else ""  # a dataclass's __init__ has the object None
 
 
 def signature(f):
-    """Names, kinds, annotations as in the source, where they stay strings, and defaults."""
+    """The signature of a function or class as text, with annotations as the source writes them."""
     f = f.__init__ if inspect.isclass(f) else f  # a metaclass may hide it
     shown, bare = [], False
     for p in inspect.signature(f).parameters.values():
@@ -47,27 +48,27 @@ def signature(f):
 
 
 def public(module):
-    """The public names of a module and what they are."""
+    """The public objects of a module by name, sorted."""
     defined = [name for name, x in vars(module).items() if getattr(x, "__module__", "") == module.__name__]
     names = getattr(module, "__all__", [name for name in defined if not name.startswith("_")])
     return {name: getattr(module, name) for name in sorted(names)}
 
 
 def lines():
-    """A line for each function, class, method and property, and for each name of strings to choose from."""
+    """A line for each public function, class, method and property, and for each alias of a Literal type."""
     for name in MODULES:
         for public_name, value in public(importlib.import_module(name)).items():
             yield f"{name}.{public_name}{signature(value)}"
             if not inspect.isclass(value):
                 continue
             for member, x in sorted(vars(value).items()):
-                own = getattr(x, "__module__", "").startswith("posenc_jax")
+                own = getattr(x, "__module__", "").startswith("posenc_jax")  # not inherited from Flax
                 if isinstance(x, property) and not member.startswith("_"):
                     yield f"{name}.{public_name}.{member}{returns(x.fget)}"
                 elif inspect.isfunction(x) and own and (not member.startswith("_") or member == "__call__"):
                     yield f"{name}.{public_name}.{member}{signature(x)}"
-    own = [vars(module) for name, module in sys.modules.items() if name.split(".")[0] == "posenc_jax"]
-    yield from sorted({f"{alias} = {x}" for names in own for alias, x in names.items() if get_origin(x) is Literal})
+    modules = [vars(module) for name, module in sys.modules.items() if name.split(".")[0] == "posenc_jax"]
+    yield from sorted({f"{alias} = {x}" for names in modules for alias, x in names.items() if get_origin(x) is Literal})
 
 
 def test_the_public_signatures_are_those_recorded():

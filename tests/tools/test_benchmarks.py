@@ -1,4 +1,9 @@
-"""The benchmarks: a small run from end to end, who is behind, and that pages show the figures of the results."""
+"""The benchmarks measure and report what they say.
+
+- A small run works from end to end, and an interrupted run goes on.
+- The comparison counts a function as behind if it is slower in most rounds.
+- Pages show the figures of the recorded results; recorded pods and kernels keep their limits.
+"""
 
 import dataclasses
 import importlib
@@ -19,7 +24,7 @@ RESULTS = FOLDER / "results"
 
 @pytest.fixture(scope="module")
 def bench():
-    """The modules of the folder, some of which have names that others have in other folders."""
+    """The modules of benchmarks/; modules of the same names from other folders come back afterwards."""
     names = [path.stem for path in FOLDER.glob("*.py")]
     others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(FOLDER))
@@ -34,6 +39,7 @@ def bench():
 
 
 def python(*arguments):
+    """Runs Python from the root of the project, and returns what it prints."""
     done = subprocess.run([sys.executable, *map(str, arguments)], cwd=FOLDER.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -55,7 +61,7 @@ def test_a_run_its_figures_and_its_history(bench, tmp_path):
 
 
 def test_the_pages_have_the_figures_of_the_results(bench):
-    """After another run: `python benchmarks/report.py --write`, `python benchmarks/pods.py --tables`."""
+    """New results are written by `python benchmarks/report.py --write` and `python benchmarks/pods.py --tables`."""
     results, readme = bench.comparison.kept(), (FOLDER.parent / "README.md").read_text(encoding="utf-8")
     assert bench.report.text(results) == (RESULTS / "cpu.md").read_text(encoding="utf-8")
     assert bench.report.readme(readme, results[0]) == readme
@@ -65,10 +71,14 @@ def test_the_pages_have_the_figures_of_the_results(bench):
 
 @pytest.mark.parametrize(
     ("ours", "behind"),
-    [([0.5, 1.1, 1.1, 1.1], True), ([0.5, 0.9, 1.2, 1.2], False), ([1.01] * 4, False)],  # in most rounds, by 2 %
+    [
+        ([0.5, 1.1, 1.1, 1.1], True),
+        ([0.5, 0.9, 1.2, 1.2], False),  # slower in half of the rounds
+        ([1.01] * 4, False),  # by less than 2%
+    ],
 )
 def test_behind_is_what_is_slower_in_most_rounds(bench, ours, behind):
-    """A time counts in copies of the same round, of which the third is slow for all."""
+    """Times are divided by the time of a copy in the same round. The third round is slow for all."""
     copies = 1e-3 * np.array([1.0, 1.0, 10.0, 1.0])
     times = {"posenc": ours * copies, "flax_nnx": copies, "plain": 0.9 * copies, "plain again": 1.1 * copies}
     case = {"kind": "add", "shape": [16, 4096, 512]}
@@ -78,18 +88,19 @@ def test_behind_is_what_is_slower_in_most_rounds(bench, ours, behind):
 
 
 def test_a_run_goes_on_where_it_was_interrupted(bench, tmp_path):
+    # key: the versions that were measured; entry: a result of a step
     path, key, entry = tmp_path / "run.jsonl", {"files": "a"}, {"answer": 1, "failures": [], "seconds": 2.0}
     for step in ("one", "two"):
         bench.run.Journal(path, key).write(entry | {"step": step})
     with path.open("a") as file:
         file.write('{"step": "thr')  # killed while it wrote
     assert list(bench.run.Journal(path, key).found) == ["one", "two"]
-    assert not bench.run.Journal(path, {"files": "b"}).found  # of other versions
+    assert not bench.run.Journal(path, {"files": "b"}).found  # other versions start anew
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_no_two_steps_of_a_run_have_one_name(bench, platform):
-    """Of two, the second would be taken from the journal of the first."""
+    """A run that goes on would take the second of two such steps from the first."""
     run = bench.run.Bench(SimpleNamespace(peers=None, cases="", quick=False, seconds=1.0, rounds=3))
     run.peers["posenc"] = {"platform": platform}
     names = [step[:2] for step in run.steps()]
@@ -98,7 +109,7 @@ def test_no_two_steps_of_a_run_have_one_name(bench, platform):
 
 @pytest.mark.slow
 def test_a_loop_rotates_at_each_position_and_a_stack_projects(bench):
-    """256 rotations by p are one by 256 p; one further each time, by 256 p + (0 + 1 + … + 255)."""
+    """256 rotations by p are one by 256 p; if p grows by one each time, one by 256 p + (0 + 1 + … + 255)."""
     x, loops = np.random.default_rng(0).standard_normal((2, 1, 2, 8), np.float32), bench.loops
     rotate = lambda x, positions: pe.rotary(x, positions, head_axis=-2)  # noqa: E731
     for way, more in {"position unchanged": 0, "position moving": 255 * 256 // 2}.items():
@@ -116,6 +127,7 @@ def test_a_loop_rotates_at_each_position_and_a_stack_projects(bench):
 
 
 def test_the_constants_of_polynomials_are_as_good_as_the_fits(bench):
+    """`alone` is the error of the polynomial in exact arithmetic, `computed` the error in float32."""
     fits, phases = bench.fits, np.linspace(0, 2**30, 200_001).astype(int)
     (alone, computed), (_, best) = (fits.sine_error(c, phases) for c in (fits.SINE, fits.sine_fit()[0]))
     assert alone < 2.2e-8 and computed < 8.6e-8 and computed <= 1.02 * best
@@ -128,7 +140,7 @@ def test_the_constants_of_polynomials_are_as_good_as_the_fits(bench):
 
 
 def test_a_device_of_a_pod_holds_its_share_alone(bench):
-    """Of the figures that `benchmarks/pods.py` recorded; the control is the textbook formula."""
+    """In the figures that `benchmarks/pods.py` recorded. The textbook formula is the control, and fails."""
     on_pods, pods = bench.pods.pods, json.loads((RESULTS / "pods.json").read_text(encoding="utf-8"))
     figures = {(f["target"], f["function"]): f for f in (*pods["figures"], *pods["sizes"])}
     for pod in (*on_pods.PODS, "v5p:16x16x16"):
@@ -141,7 +153,7 @@ def test_a_device_of_a_pod_holds_its_share_alone(bench):
 
 
 def test_no_compiled_kernel_spills():
-    """And each fits into the 227 KB of shared memory of a block on an H100 or H200."""
+    """No register spills to memory, and each fits into the 227 KB of shared memory of a block on an H100 or H200."""
     cases = json.loads((RESULTS / "flash_compiled.json").read_text())["cases"]
     kernels = [x for case in cases.values() for x in (case, *case.values()) if isinstance(x, dict) and "registers" in x]
     assert len(kernels) > len(cases) > 100

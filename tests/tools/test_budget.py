@@ -2,6 +2,7 @@
 
 from tools import budget
 
+# A small project, and a budget of more tokens for its tests than they have
 TOML = "[tokens]\npackage = 3\nhf = 0\ntests = 50\n[site]\nwords = 6\npages = 1\nhome_kilobytes = 2\n"
 FILES = {
     "posenc_jax/hf/a.py": "",
@@ -14,8 +15,8 @@ FILES = {
 }
 
 
-def test_tokens_are_those_of_code():
-    # X = 1; def f ( x ) :; "not one"; return x
+def test_tokens_are_counted_without_docstrings_comments_and_layout():
+    # Tokens: X = 1 (3); def f ( x ) : (6); "not one" (1, or 3 by its characters); return x (2)
     source = '"""Module."""\n\nX = 1  # comment\n\n\ndef f(x):\n    """Docstring."""\n    "not one"\n    return x\n'
     assert budget.tokens(source) == 3 + 6 + 1 + 2
     assert budget.tokens(source, characters=True) == 3 + 6 + 3 + 2

@@ -1,4 +1,9 @@
-"""The clients without their codebases: what is replaced comes back, what is wrong fails, and what a patch keeps."""
+"""The harness and the patches of clients/, tried without the codebases of the clients.
+
+- A replaced function comes back after a trial; the right replacement passes, and a wrong one fails.
+- noxfile, workflow and results list the same clients.
+- A patch replaces a body, and keeps the signature, the docstring and the checks.
+"""
 
 import json
 import re
@@ -15,10 +20,11 @@ from clients import harness, patches, run
 
 ROOT = Path(__file__).parents[2]
 FREQUENCIES = pe.geometric(8, 100.0)
-theirs = types.SimpleNamespace()
+theirs = types.SimpleNamespace()  # stands for a module of a client, whose function `rope` is replaced
 
 
 def textbook(x, positions):
+    """Their function: right near 0, and off at a million because of float32 phases."""
     omega = 100.0 ** (-np.arange(4, dtype=np.float32)[None, None, None] / 4)
     angle = positions[..., None, None].astype(jnp.float32) * omega
     a, b = jnp.split(x, 2, axis=-1)
@@ -31,6 +37,7 @@ def right(x, positions):
 
 
 def stretched(x, positions):
+    """A wrong replacement: positions are a thousandth too large."""
     return pe.rotary(x, positions.astype(jnp.float32) * 1.001, FREQUENCIES, head_axis=-2)
 
 
@@ -38,15 +45,17 @@ theirs.rope = textbook
 
 
 def tried(*replacement):
-    """What is found of a layer that rotates by `theirs.rope`, with another function in its place."""
+    """The report on a layer that rotates by `theirs.rope`, with a replacement and, where given, a control."""
     call, *drawn = harness.layer(lambda x, p: theirs.rope(x, p), head_dim=8, length=8)
     params, x = jax.device_get(drawn)
     p = np.tile(np.arange(8, dtype=np.int32), (2, 1))
+    # Inputs near 0, and moved by a million positions
     trial = harness.Trial("textbook", call, params, (x, p), (x, p + 1_000_000))
     return harness.run(trial, [harness.Replaced(theirs, "rope", *replacement)], compiles=1)
 
 
 def test_the_right_one_passes_and_theirs_comes_back():
+    """Outputs change if the rotation is deleted; moved positions change theirs and not ours."""
     found = tried(right)
     assert found["passed"] and theirs.rope is textbook
     assert found["outputs"] < 1e-6 < 1e-2 < found["outputs deleted"]
@@ -74,7 +83,7 @@ def test_the_sessions_the_workflow_and_the_table_have_the_same_clients():
         assert commit.startswith(written["version"]) and f"commit: {commit}\n" in weekly
 
 
-# Patches
+# Patches: code of a client, whose method is replaced, and the code that replaces it
 
 THEIRS = '''import jax.numpy as jnp
 
@@ -107,6 +116,7 @@ def rope(self, x, *, key=None):
 def other(x):
     return x
 """
+# The body of `rope` in their indentation of two
 BODY = "    if self.base:\n      f = pe.geometric(8)\n    return cast(pe.rotary(x, None, f))\n"
 
 

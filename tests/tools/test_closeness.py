@@ -1,4 +1,7 @@
-"""`assert_within` fails on a difference beyond the bound, NaN and another shape, and says where."""
+"""`assert_within` fails on a difference beyond the bound, on NaN and on another shape, and says where.
+
+NaN and infinities match themselves alone.
+"""
 
 import numpy as np
 import pytest
@@ -26,10 +29,10 @@ def test_a_failure_says_how_far_and_where():
         ([1.0, 2.0], [1.1, 2.0], [0.01, 1.0]),
     ],
 )
-def test_what_is_beyond(got, want, bound):
+def test_a_difference_beyond_the_bound_fails(got, want, bound):
     with pytest.raises(AssertionError):
         assert_within(got, want, bound)
 
 
-def test_what_is_within():
+def test_a_difference_within_the_bound_passes():
     assert_within([*INFINITE, 1.0], [*INFINITE, 1.1], 0.11)

@@ -1,4 +1,7 @@
-"""The vectors of conformance/: they are what the formulas give, this library passes all, and a wrong library fails."""
+"""The vectors of conformance/ are what the formulas give, this library passes all, and a wrong library fails.
+
+The runner tells a missing function, an error, a wrong formula and float32 phases apart, and says how to repeat a case.
+"""
 
 import importlib
 import re
@@ -14,10 +17,12 @@ from conformance.adapters import NotOffered
 from oracles import encodings, rotations, spectra
 
 CASES = run.load()
+# The first case of each function
 FIRSTS = [*{(case["group"], case["function"]): case for case in reversed(CASES)}.values()]
 
 
 def named(pattern):
+    """The cases whose whole name matches; at least one."""
     found = [case for case in CASES if re.fullmatch(pattern, case["name"])]
     assert found, pattern
     return found
@@ -43,7 +48,10 @@ def test_the_vectors_are_what_the_formulas_give():
 
 
 def wrong(function, **changes):
-    """The formulas themselves, in mpmath, with arguments that a mistake would change."""
+    """A library of one function: its mpmath formula, after `changes` of arguments, each by a function of all of them.
+
+    Without changes it is right.
+    """
 
     def f(**arguments):
         return formulas.FUNCTIONS[function](**arguments | {k: v(arguments) for k, v in changes.items()})
@@ -55,7 +63,7 @@ def other_layout(arguments):
     return {"half": "interleaved", "interleaved": "half"}[arguments["layout"]]
 
 
-# A function, what a mistake makes of its arguments, and the cases that show it.
+# (function, the arguments that a mistake changes, a pattern of the names of the cases that show it)
 WRONG = [
     ("rotary", {"layout": other_layout}, "(rotary-8|partial|axes)-(?!encoding).*-near"),
     ("rotary", {"base": lambda a: a["base"] * 1.001}, "rotary-8-.*"),
@@ -82,6 +90,7 @@ def test_float32_phases_fail_and_are_told_from_wrong_formulas():
         return rotations.rotate_by([x] * len(phases), phases, layout)
 
     def reasons(adapter, pattern):
+        """The different (outcome, reason) of the cases."""
         return {run.judge(case, adapter)[::2] for case in named(pattern)}
 
     rounded = SimpleNamespace(rotary=float32_phases)
@@ -96,6 +105,7 @@ def test_what_is_not_offered_is_no_failure_and_an_error_is():
     right = wrong("rotary").rotary
 
     def judged(result):
+        """(outcome, reason) for a library whose `rotary` is this function."""
         return run.judge(case, SimpleNamespace(rotary=result))[::2]
 
     def raises(error):
@@ -112,6 +122,7 @@ def test_what_is_not_offered_is_no_failure_and_an_error_is():
 
 
 def test_the_program_reports_a_failure_and_how_to_repeat_it(monkeypatch, capsys, tmp_path):
+    # The second case is a bias, which the library lacks.
     broken = SimpleNamespace(NAME="broken", PACKAGES=("numpy",), **vars(wrong("rotary", layout=other_layout)))
     monkeypatch.setitem(sys.modules, "conformance.adapters.gemma", broken)
     monkeypatch.setattr(run, "afresh", lambda name, cases: f"{name} {cases[-1]}: failed, error 1, allowed 3.2e-07")

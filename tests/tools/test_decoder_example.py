@@ -1,4 +1,8 @@
-"""`examples/generate.py` and `checkpoint.py` with folders that are written here, without torch, and with wrong ones.
+"""`examples/generate.py` and `checkpoint.py` read folders of weights that are written here, without torch.
+
+- Prompts of different lengths, batched over devices, give the logits and tokens of each prompt alone.
+- Weights of 16 bits are read, and tokens are drawn by their probabilities.
+- What is wrong with a folder or a prompt is named in the error.
 
 tests/huggingface/parity/test_decoder_example.py compares the logits, with and without a cache, with transformers.
 """
@@ -33,6 +37,7 @@ CONFIGS = {
     "llama": SIZES | {"model_type": "llama", "num_hidden_layers": 2},
     "gemma3": {"model_type": "gemma3", "text_config": SIZES | GEMMA | {"model_type": "gemma3_text"}},
 }
+# Without the tokens below 3, of which two end a text
 TOKENS = RNG.integers(3, VOCABULARY, (2, LENGTH)).astype(np.int32)
 
 
@@ -43,14 +48,15 @@ def as_flax():
 
 
 def write(folder, config):
-    """A folder with random weights, under the names that a model asks for."""
+    """Writes a folder with random weights under the names that `checkpoint` reads, and returns it."""
     s, tensors = decoder.settings_of(config), {}
     prefix = "language_model.model." if config["model_type"] == "gemma3" else "model."
     state = nnx.to_flat_state(nnx.state(nnx.eval_shape(lambda: decoder.Decoder(s, rngs=nnx.Rngs(0)))))
     for path, variable in state:
-        shape = variable.shape[path[0] == "layers" :]
+        shape = variable.shape[path[0] == "layers" :]  # without the axis along which layers are stacked
         size = shape[::-1] if path[-1] == "kernel" else shape
         scale = size[-1] ** -0.5 if len(size) > 1 else 0.1
+        # Norms scale by about 1: where the family adds 1 to the weights itself, they are about 0.
         center = path[-1] == "scale" and not s.family.unit_offset
         for name in checkpoint.names_of(s, path):
             name = name if name.startswith("lm_head") else prefix + name
@@ -63,7 +69,7 @@ def write(folder, config):
 
 @pytest.mark.slow
 def test_prompts_of_several_lengths_over_devices(tmp_path):
-    """Each as alone on one device, though padded, in another chunk, and a million positions on."""
+    """A batch over four devices, from position 1,000,000, gives what each prompt alone gives on one device from 0."""
     folder = write(tmp_path / "m", CONFIGS["gemma3"])
     prompts = [TOKENS[0, :3].tolist(), TOKENS[1, :19].tolist()]
     model, mesh = checkpoint.load(folder), checkpoint.mesh_of(4, 2, 2)
@@ -79,6 +85,7 @@ def test_prompts_of_several_lengths_over_devices(tmp_path):
 
 
 def test_drawn_tokens_and_their_end():
+    """2000 draws have the probabilities; temperature 0 takes the likeliest; a text ends with an end token."""
     logits = np.log(np.float32([[0.1, 0.6, 0.3]]))
     keys = jax.random.split(jax.random.key(0), 2000)
     draw = jax.jit(jax.vmap(lambda key, temperature: generate.pick(logits, key, temperature), (0, None)))
@@ -96,8 +103,8 @@ def test_a_small_model_is_written_and_continues_prompts(tmp_path, capsys):
     assert "import os\n" in out and "def f" in out and "a second" in err
 
 
-def test_weights_of_16_bits(tmp_path):
-    """As most folders have them; a tied head may be there too."""
+def test_weights_of_16_bits_are_read(tmp_path):
+    """Bfloat16 weights become float32, and a tied head may be stored beside the embedding."""
     folder = write(tmp_path / "m", CONFIGS["llama"] | {"tie_word_embeddings": True})
     path = folder / "model.safetensors"
     tensors = {name: x.astype(jnp.bfloat16) for name, x in files.load_file(path).items()}
@@ -112,7 +119,7 @@ def test_weights_of_16_bits(tmp_path):
 # What is wrong is named
 
 O_PROJ = "model.layers.1.self_attn.o_proj.weight"
-WRONG = {  # by what the message says: other settings, and other tensors
+WRONG = {  # what the message says: (settings, tensors) that replace right ones; None deletes a tensor
     "model_type 'bert' is not one of llama, mistral": ({"model_type": "bert"}, {}),
     "activation 'swish2' is not one of silu": ({"hidden_act": "swish2"}, {}),
     "quantization_config": ({"quantization_config": {"bits": 4}}, {}),
@@ -125,7 +132,7 @@ WRONG = {  # by what the message says: other settings, and other tensors
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_folders(tmp_path, message):
+def test_a_wrong_folder_is_named(tmp_path, message):
     (settings, tensors), folder = WRONG[message], write(tmp_path / "m", CONFIGS["llama"])
     (folder / "config.json").write_text(json.dumps(CONFIGS["llama"] | settings))
     tensors = files.load_file(folder / "model.safetensors") | tensors
@@ -134,7 +141,7 @@ def test_wrong_folders(tmp_path, message):
         checkpoint.load(folder)
 
 
-def test_a_folder_lacks_a_file_and_a_prompt_must_fit_into_the_cache(tmp_path):
+def test_a_missing_file_and_a_prompt_beyond_the_cache_are_named(tmp_path):
     folder = write(tmp_path / "m", CONFIGS["llama"])
     model = checkpoint.load(folder)
     for prompts, start, message in [

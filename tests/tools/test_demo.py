@@ -1,4 +1,9 @@
-"""The training demo, `demo/train_text.py`: a whole run and its page, what it compares, and its own checks."""
+"""The training demo, `demo/train_text.py`.
+
+- A whole run measures every variant and writes a page that needs no other file; an interrupted run keeps its results.
+- Windows of all lengths predict the same bytes, and a verdict needs more than noise.
+- All models start from the same weights.
+"""
 
 import importlib
 import json
@@ -22,6 +27,7 @@ SCRIPT = ROOT / "demo" / "train_text.py"
 # One CPU device as a user has it, not those of conftest.py.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
 ENVIRONMENT["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+# Variants in the order of the page, and the ones with a bias
 NAMES = ["none", "sinusoidal", "learned", "rotary", "yarn", "alibi", "t5", "kerple", "fire", "pope"]
 BIASES = NAMES[5:9]
 TINY = {"width": 16, "depth": 1, "heads": 2, "length": 16}
@@ -38,8 +44,8 @@ def train_text(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path):
-    """As a user gives it, but for few steps, one layer, and less held-out text."""
+def test_the_command_measures_all_variants_and_writes_a_page(tmp_path):
+    """The command as a user gives it, but with three steps, one layer, and less held-out text."""
     code = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r}); from train_text import Setup, main; "
     code += "sys.exit(main(sys.argv[1:], Setup(depth=1, segments=8)))"
     command = [sys.executable, "-c", code, "--all", "--steps", "3", "--output", str(tmp_path)]
@@ -59,6 +65,7 @@ def test_the_command(tmp_path):
     # YaRN is the rotary model, read with another spectrum in longer windows.
     rotary, yarn = variants["rotary"]["windows"], variants["yarn"]["windows"]
     assert [yarn[length] == rotary[length] for length in ("128", "256", "512")] == [True, False, False]
+    # How many parameters each variant has besides the model without positions
     more = {name: variant["parameters"] - variants["none"]["parameters"] for name, variant in variants.items()}
     learned = {"learned": 128 * results["setup"]["width"], "t5": 16 * 4, "kerple": 2 * 4, "pope": 96}
     assert more == dict.fromkeys(NAMES, 0) | learned | {"fire": 32 + 32 + 32 * 4 + 4 + 2}
@@ -69,7 +76,7 @@ def test_the_command(tmp_path):
 
 
 def test_an_interruption_keeps_what_is_finished(tmp_path, train_text, monkeypatch):
-    """Ctrl-C is heard at the next `pause`, and the page is written once more."""
+    """Ctrl-C ends the run at the next `pause`, after which results and page are written."""
     monkeypatch.setattr(train_text.signal, "signal", lambda *_: None)  # Ctrl-C stays with pytest
     monkeypatch.setattr(train_text, "interrupted", threading.Event())
 
@@ -85,6 +92,8 @@ def test_an_interruption_keeps_what_is_finished(tmp_path, train_text, monkeypatc
 
 
 def test_windows_of_each_length_predict_the_same_bytes(train_text, monkeypatch):
+    """With a fake model, whose loss of a byte tells which byte, at which position and after which byte it was."""
+
     class Fake(nnx.Module):
         def __init__(self, *arguments):
             pass
@@ -92,7 +101,7 @@ def test_windows_of_each_length_predict_the_same_bytes(train_text, monkeypatch):
         def positions(self, x):
             return x
 
-    def bits(graph, weights, windows):  # of a byte: its value, its position in the window, and the byte before it
+    def bits(graph, weights, windows):  # value · position in the window + the byte before
         return windows[:, 1:] * np.arange(1, windows.shape[1], dtype=np.int32)[None] + windows[:, :-1]
 
     monkeypatch.setattr(train_text, "Decoder", Fake)
@@ -100,6 +109,7 @@ def test_windows_of_each_length_predict_the_same_bytes(train_text, monkeypatch):
     setup = train_text.Setup(**TINY, batch=2, segments=16)
     text = np.frombuffer(SCRIPT.read_bytes(), np.uint8)
     windows, beyond = train_text.evaluate(setup, train_text.VARIANTS["none"], None, text)
+    # 16 segments of 64 bytes, in windows of 16, 32 and 64
     starts = np.linspace(0, len(text) - 65, 16).astype(int)
     rows, i = np.float64(text[starts[:, None] + np.arange(65)]), np.arange(64)
     costs = {length: rows[:, 1:] * (i % length + 1) + rows[:, :-1] for length in (16, 32, 64)}
@@ -107,6 +117,7 @@ def test_windows_of_each_length_predict_the_same_bytes(train_text, monkeypatch):
         found, by_position = windows[str(length)], want.reshape(-1, length // 2, 2).mean(axis=(0, 2))
         assert_within(found["by_position"], by_position, 1e-4)
         assert found["bits_per_byte"] == pytest.approx(want.mean(), abs=1e-4)
+    # Bytes beyond the training length of 16, in windows within that length and in windows of 64
     near, far = (costs[length][:, 16:].mean(axis=1) for length in (16, 64))
     error = np.std(far - near, ddof=1) / 4
     want = {"within": near.mean(), "beyond": far.mean(), "standard_error": error}
@@ -120,7 +131,7 @@ def test_windows_of_each_length_predict_the_same_bytes(train_text, monkeypatch):
 def test_a_verdict_needs_one_percent_and_two_standard_errors(differences, verdict, train_text):
     near = 100 + 0.1 * np.random.default_rng(0).normal(size=(3, 8))
     far = near + np.array(differences)[:, None]
-    far[:, :2] = 99  # within the training length
+    far[:, :2] = 99  # the first 2 are within the training length, and do not count
     assert train_text.compare(near, far, 2)["verdict"] == verdict
 
 

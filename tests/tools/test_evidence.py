@@ -1,4 +1,8 @@
-"""The command that measures what positions do to the loss: `demo/evidence.py`."""
+"""`demo/evidence.py` measures what positions do to the loss.
+
+- An interrupted run keeps what is finished, goes on from there, and mixes no results of other settings.
+- Exact phases give the same loss and attention at all offsets; float32 and bfloat16 phases do not.
+"""
 
 import importlib
 import json
@@ -15,6 +19,7 @@ TEXT = np.frombuffer((FOLDER / "train_text.py").read_bytes(), np.uint8)
 
 @pytest.fixture
 def evidence(monkeypatch):
+    """The module, with a text of this repository in place of the corpus."""
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("evidence")
     data = {"text": "code", "held_out_files": []}
@@ -25,6 +30,7 @@ def evidence(monkeypatch):
 
 
 def tiny(evidence):
+    """The setup of a small model."""
     return evidence.Setup(width=16, depth=1, heads=2, length=16, batch=2, segments=8)
 
 
@@ -36,6 +42,8 @@ def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(evidence, tmp_pat
     monkeypatch.setattr(evidence.signal, "signal", lambda *_: None)  # Ctrl-C stays with pytest
 
     def run(steps, interrupted):
+        """The status and results of a command in which Ctrl-C comes when the variant's training starts."""
+
         def patched(setup, variant, *arguments):
             if variant.family == interrupted:
                 raise KeyboardInterrupt
@@ -67,7 +75,7 @@ def test_exact_phases_answer_alike_at_all_offsets(evidence, monkeypatch):
     kernel[...] = jax.device_put(np.asarray(kernel[...]) * np.float32(8))  # scores that tell positions apart
     found = evidence.far(setup, nnx.state(model), TEXT)
     exact, float32, bfloat16 = (np.array(found[phases]["bits_per_byte"]) for phases in evidence.PHASES)
-    # What the model itself answers, which counts its positions from 0.
+    # The loss of the model itself, which counts its positions from 0
     starts = np.linspace(0, len(TEXT) - 17, 8).astype(int)
     windows = TEXT[starts[:, None] + np.arange(17)].astype(np.int32)
     logits = np.asarray(jax.jit(lambda: model(windows[:, :-1]))(), np.float64)

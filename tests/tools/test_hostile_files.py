@@ -1,4 +1,6 @@
-"""Folders of a stranger, their files broken at random: `examples/` reads them, or raises ValueError or OSError.
+"""`examples/` reads folders whose files are broken at random, or raises ValueError or OSError.
+
+An index of weights may name files beside it alone.
 
 POSENC_HOSTILE=N multiplies the number of files (`nox -s fuzz`); every draw is the same in every run.
 """
@@ -24,12 +26,15 @@ CONFIG = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num
 CONFIG |= {"num_key_value_heads": 1, "num_hidden_layers": 1, "vocab_size": 10}
 SHAPES = {"embed_tokens": (10, 8), "norm": (8,)}
 TENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Numbers and bytes that are put into a file
 NUMBERS = 0, 1, 7, 2**31, 2**63 - 1, 2**64 - 1
 PIECES = b"[" * 100_000, b'{"a":' * 3000, b"\xff\xfe", b"\0" * 9, b"9" * 400
 
 
 def spoiled(content, rng):
-    """The bytes cut off, with a bit or a digit changed, another length of the header, a part missing or put in."""
+    """The content after one of six faults: cut off, a bit changed, another header length, a part removed, a part
+    inserted, or a digit replaced.
+    """
     at = rng.randrange(len(content))
     digit = rng.choice([i for i, byte in enumerate(content[:400]) if 48 <= byte < 58] or [at])
     return rng.choice(
@@ -45,7 +50,7 @@ def spoiled(content, rng):
 
 
 def read_tensors(folder, settings):
-    """All that `load` reads from the files of tensors, without the model."""
+    """Reads the tensors as `checkpoint.load` does, without making the model."""
     tensors = checkpoint.Tensors(folder, settings)
     tensors.check([f"{name}.weight" for name in SHAPES])
     for name, shape in SHAPES.items():
@@ -55,7 +60,7 @@ def read_tensors(folder, settings):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The content of each file of a folder that is read without an error, and its settings."""
+    """A right folder: the content of each file, and its settings."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     tensors = {f"model.{name}.weight": np.ones(shape, np.float32) for name, shape in SHAPES.items()}
@@ -68,6 +73,7 @@ def whole(tmp_path_factory):
 
 
 def test_broken_folders_are_read_or_refused(whole, tmp_path):
+    """Every file is rejected in some case, and most cases are."""
     content, settings = whole
     read = {"config.json": checkpoint.read_settings, "tokenizer.json": generate.tokenizer_of}
     refused = collections.Counter()

@@ -1,4 +1,4 @@
-"""A mutant has one fault and can be compiled; the wording of messages is left alone."""
+"""Mutation testing: each mutant has one fault and compiles, and mutants leave the wording of messages alone."""
 
 import ast
 import importlib
@@ -28,11 +28,12 @@ def test_each_mutant_is_one_fault_that_compiles(mutants_of):
     assert len({m.source for m in found} | {source}) == len(found) + 1 and len({m.name for m in found}) == len(found)
     for mutant in found:
         ast.parse(mutant.source)
-    # A reason given for one outlives a move to another file.
+    # Names do not depend on the file, so a reason that excuses a mutant outlives a move.
     assert [m.name for m in mutants_of("hf/other.py", source)] == [m.name for m in found]
 
 
 def test_the_wording_of_messages_is_left_alone(mutants_of):
+    """The message of `require` is no fault, its condition is, and a string that is no message is."""
     found = mutants_of("f.py", 'require(x > 0, "x is {}", x)\ny = "{} x"\nnumber("z", y)\n')
     assert [(m.before, m.after) for m in found if "XX" in m.after] == [("'z'", "'zXX'")]
     assert ("require(x > 0, 'x is {}', x)", "pass") in [(m.before, m.after) for m in found]

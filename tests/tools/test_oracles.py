@@ -1,4 +1,4 @@
-"""The oracles share nothing with the library, and what is recorded says where it comes from."""
+"""No oracle imports the library, and every recorded file says where its values come from."""
 
 import json
 import subprocess
@@ -23,5 +23,5 @@ def test_what_is_recorded_names_its_source():
         texts = {"hf_rotations": json.loads(str(file["about"]))}
     texts |= {path.stem: recorded.read(path.stem) for path in recorded.FOLDER.glob("*.json")}
     assert not [name for name, text in texts.items() if len(text["about"]) < 20]
-    del texts["notebook_values"]  # by hand
+    del texts["notebook_values"]  # written by hand, without a command
     assert not [name for name, text in texts.items() if "nox -s parity -- --record" not in text["command"]]

@@ -1,4 +1,4 @@
-"""What a release needs: versions that agree, notes, addresses, and workflows that publish tags alone."""
+"""A release is ready only if versions agree, notes and addresses are there, and workflows publish tags alone."""
 
 import importlib.util
 import re
@@ -13,6 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 
 
 def loaded(path):
+    """A Python file as a module."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -20,6 +21,7 @@ def loaded(path):
 
 
 release = loaded(ROOT / ".github/release.py")
+# The texts of the files of a release that is ready
 READY = {
     "package": '__version__ = "0.2.0"\n',
     "citation": "version: 0.2.0\ndate-released: 2027-01-31\n",
@@ -43,12 +45,13 @@ def test_the_repository_agrees_on_its_version_and_notes_are_its_section():
         ("page", "| 0.1 |\n", "no row for 0.2.0"),
     ],
 )
-def test_a_release_that_is_not_ready(part, text, message):
+def test_a_release_that_is_not_ready_says_why(part, text, message):
     with pytest.raises(ValueError, match=message):
         release.notes(**READY | {"tag": "v0.2.0", part: text})
 
 
 def test_the_newest_row_of_releases_is_what_the_project_and_ci_say():
+    """Pythons and lowest versions on docs/releases.md are the ones of pyproject.toml and the workflows."""
     page = (ROOT / "docs/releases.md").read_text(encoding="utf-8")
     row = page.partition("| posenc_jax | Python | JAX | Flax | NumPy |\n")[2].splitlines()[1]
     pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
@@ -64,11 +67,12 @@ def test_only_tags_are_published_and_no_secret_is_stored():
     assert "secrets." not in "".join(WORKFLOWS.values())
     jobs = dict(re.findall(r"^  ([\w-]+):\n((?:^ {4}.*\n)+)", WORKFLOWS["release.yml"].partition("\njobs:\n")[2], re.M))
     assert "if: github.ref_type == 'tag'" in jobs["publish"] and "needs: all-but-publish" in jobs["publish"]
-    assert all("needs: publish" in jobs[name] for name in ("notes", "docs"))  # skipped if that is
+    assert all("needs: publish" in jobs[name] for name in ("notes", "docs"))  # skipped if "publish" is skipped
     assert [name for name, text in jobs.items() if "id-token: write" in text] == ["publish"]
 
 
 def test_addresses_are_those_that_the_build_is_told(monkeypatch):
+    """REPO_URL gives the links of the metadata, and turns README's relative links into full ones."""
     pytest.importorskip("hatchling", reason="hatchling is not installed: it builds the wheel")
     hook, metadata = loaded(ROOT / "hatch_build.py").Addresses(str(ROOT), {}), {"version": "0.1.0"}
     monkeypatch.setenv("REPO_URL", "https://example.org/a/b/")

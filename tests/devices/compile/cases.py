@@ -1,6 +1,6 @@
-"""What is compiled ahead of time: public functions with arguments, and attention.
+"""Cases for ahead-of-time compilers: public functions with arguments, biases, and attention.
 
-`test_tpu.py` and `test_cuda.py` say what must hold.
+`test_tpu.py` and `test_cuda.py` compile them.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ F32, BF16, I32 = np.dtype(np.float32), jnp.dtype(jnp.bfloat16), np.dtype(np.int3
 
 
 def f32(*shape):
+    """The description (shape, dtype) of a float32 argument, of which nothing is computed."""
     return shape, F32
 
 
@@ -31,25 +32,27 @@ def i32(*shape):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A public function with arguments, each (shape, dtype)."""
+    """A public function with arguments (shape, dtype), and what compilers may make of it."""
 
     name: str
     function: Callable
     arguments: tuple
-    elementwise: bool = True
-    oscillates: bool = True  # all but the learned tables
+    elementwise: bool = True  # one pass over memory
+    oscillates: bool = True  # computes sines or other exact formulas, as all do but learned tables
     copies: float = math.inf  # the most that it may cost on a TPU, where an elementwise copy costs 1
     table: int = 0  # rows of float32 that are kept for the heads to share: cosines and sines, or distances
 
     @property
     def result(self):
-        """The first."""
+        """The type of the first result."""
         return jax.tree.leaves(jax.eval_shape(self.function, *(jax.ShapeDtypeStruct(*a) for a in self.arguments)))[0]
 
     @property
     def kept(self):
-        """Bytes that a compiler may keep: two words for each row's position, seven if it is a float, the phase
-        increments that are made of an array, and a table where there is one.
+        """Bytes that the CUDA compiler may keep.
+
+        Two words of 4 bytes for each row's position, seven if positions are floats, the phase increments that are made
+        of an array of frequencies, and the table that heads share.
         """
         shape = self.result.shape
         rows, columns = (shape[:-1], shape[-1]) if self.elementwise else (shape, 0)
@@ -65,7 +68,7 @@ LEARNED = {"elementwise": False, "oscillates": False}
 
 
 def back(x, dy, *arguments, function=rotary, **settings):
-    """The derivatives by x and the arrays among the arguments."""
+    """The derivatives of a function by x and the other arguments."""
     return jax.vjp(partial(function, **settings), x, *arguments)[1](dy)
 
 
@@ -85,7 +88,7 @@ def fire(i, j, w1, b1, w2, b2, c, threshold):
     return pe.fire(i, j, (w1, b1, w2, b2), c=c, threshold=threshold)
 
 
-# Of 8 heads: the bias as a function of positions and parameters, and these.
+# Biases of 8 heads: (function of positions and parameters, the parameters)
 BIASES = {
     "alibi": (pe.alibi, (f32(8),)),
     "t5": (pe.t5, (f32(32, 8),)),
@@ -97,14 +100,16 @@ BIASES = {
 
 
 def bias(name, copies, table=0):
-    """Of 1,024 queries and keys. It only writes, so that less than a copy is possible; limits are near what was seen.
+    """The case of a bias of 1,024 queries and keys.
 
-    A GPU keeps for the heads to share a distance of four bytes, and for T5 fifteen comparisons of one.
+    A bias only writes, so it may cost less than a copy. The limits are near what was seen. On a GPU, heads share a
+    distance of four bytes, and for T5 fifteen comparisons of one byte.
     """
     function, parameters = BIASES[name]
     return Case(name, function, (i32(1024), i32(1024), *parameters), copies=copies, table=table)
 
 
+# Positions; the shape (batch, seq, width); and (batch, seq, heads, head_dim) in float32 and in bfloat16
 P, X, Q, QB = i32(131_072), (16, 4096, 512), f32(1, 4096, 32, 128), bf16(1, 4096, 32, 128)
 EACH, CAMERAS, PAIRS = (8, 1024, 16, 128), f32(1, 4096, 4, 4), f32(4096, 64)
 CASES = [
@@ -135,10 +140,11 @@ CASES = [
     Case("rotary, decode step", rotary, (bf16(32, 1, 32, 128), i32(32, 1)), table=32),
     Case("cos_sin", partial(pe.cos_sin, frequencies=128), (P,)),
     Case("xpos, bfloat16", query_of_xpos, (QB,), table=2 * 4096),
-    # A TPU reads x shifted by −3 to 3 features, prefetched; the limits are near what was seen.
+    # A TPU reads x at shifts of −3 to 3 features; the limits are near what was seen.
     Case("prope, half of the width", partial(prope, width=64), (QB, CAMERAS), elementwise=False, copies=4.1),
     Case("prope, backward", prope_back, (Q, Q, CAMERAS), elementwise=False, copies=5.3),
-    Case("pope, bfloat16", partial(pe.pope, head_axis=-2), (QB,), table=2 * 4096),  # a TPU spreads pairs in a pass
+    # A TPU takes one more pass, which spreads pairs.
+    Case("pope, bfloat16", partial(pe.pope, head_axis=-2), (QB,), table=2 * 4096),
     Case("offset_similarity, both", pe.offset_similarity, (f32(131_072), f32(64)), elementwise=False),
     Case("timestep_embedding", partial(pe.timestep_embedding, dim=320, flip_sin_to_cos=True), (f32(4096),), copies=2.3),
     bias("alibi", 0.75),
@@ -154,7 +160,7 @@ CASES = [
     ),
 ]
 
-# The same of queries: options of `content_bias`, and the shape of its table for a length.
+# Biases of queries' content: (options of `content_bias`, the shape of its table for a length)
 CONTENT = {
     "relative keys": ({"out_of_range": "nearest"}, lambda _: (129, 64)),
     "a row for each offset": ({}, lambda length: (2 * length - 1, 8, 64)),
@@ -163,7 +169,7 @@ CONTENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """Attention under a bias, causal, bfloat16, of 8 heads of 64, or all its derivatives."""
+    """Causal attention under a bias, in bfloat16, with 8 heads of 64 features, or all its derivatives."""
 
     bias: str
     length: int
@@ -171,16 +177,16 @@ class Attention:
 
     @property
     def limit(self):
-        """Bytes, growing with the length: eight arrays like the queries, and eight tiles of float32 for all heads.
+        """Bytes that may be kept: eight arrays like the queries, and eight float32 tiles of 512 × 512 for all heads.
 
-        Of 32,768 queries and keys this is 2% of the bias in bfloat16. Twice that for products of tokens and rows, of
-        which a tile has up to 1,023 for each query, and whose table may have two rows for each query.
+        With 32,768 queries and keys this is 2% of the bias in bfloat16. A bias of content may keep twice as much: a
+        tile has up to 1,023 products of table rows with each query, and a table may have two rows for each query.
         """
         return (1 + (self.bias in CONTENT)) * (8 * self.length * 8 * 64 * 2 + 8 * 8 * 512**2 * 4)
 
     @property
     def compiled(self):
-        """The function and its arguments."""
+        """The function to compile, and its arguments."""
         x = bf16(1, self.length, 8, 64)
         if self.bias in CONTENT:
             options, shape = CONTENT[self.bias]
@@ -198,7 +204,8 @@ class Attention:
         return (derivatives, x, x, x, x, *parameters) if self.backward else (forward, x, x, x, *parameters)
 
 
-# That it grows with the length, and every kind of bias at one length: compiling takes up to a minute.
+# Alibi at several lengths, because memory must grow with the length alone, and every other kind of bias at one length.
+# Compiling one takes up to a minute.
 ATTENTION = [
     Attention("alibi", 32_768, backward=False),
     Attention("alibi", 4096),
@@ -210,7 +217,7 @@ ATTENTION = [
 
 
 def derivative_of_bias(name):
-    """A function of positions, a cotangent and parameters, and its arguments."""
+    """The derivative of a bias by its parameters, a function of positions, cotangent and parameters; its arguments."""
     bias, parameters = BIASES[name]
 
     def derivative(i, j, dy, *parameters):

@@ -1,4 +1,4 @@
-"""What compilers make is the subject, so nothing comes from the cache of compiled programs."""
+"""These tests read what compilers make, so no program comes from the cache."""
 
 import jax
 

@@ -1,7 +1,8 @@
-"""What the CUDA compiler makes of the library for an H200, no device needed: `nox -s "compile(cuda)"`.
+"""What the CUDA compiler makes of the library for an H200: `nox -s "compile(cuda)"`, which needs no device.
 
-An elementwise function is one pass over memory, beside a table that heads share. A bias keeps one array for the heads
-to share, attention nothing of the size of its bias, and the derivative of a bias what is stated.
+- An elementwise function is one pass over memory, besides a table that heads share.
+- A bias keeps one array that heads share, and attention nothing of the size of its bias.
+- The derivative of a bias keeps what the test states.
 """
 
 import functools
@@ -25,9 +26,11 @@ def gpu():
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_every_function(gpu, case):
+def test_every_function_keeps_what_its_case_says(gpu, case):
+    """And is one pass over memory where the case says so."""
     compiled = gpu.compile(case.function, *case.arguments)
-    # Interleaved float32 is padded and selected, with a table for sines and one for cosines of each feature.
+    # Interleaved float32 is lowered by padding and selecting, which takes a second table: a sine and a cosine for each
+    # feature instead of each pair.
     kept = case.kept + TABLE * ("interleaved, float32" in case.name)
     assert "f64[" not in compiled.text
     if case.oscillates:
@@ -47,7 +50,7 @@ def test_rotary_is_a_table_and_one_pass(gpu, layout, dtype, tables):
 
 def test_fourier_features_are_one_pass(gpu):
     compiled = gpu.compile(pe.fourier_features, f32(65_536, 3), f32(3, 256))
-    compiled.check_elementwise(3 * 28 * 65_536)  # seven words for each coordinate
+    compiled.check_elementwise(3 * 28 * 65_536)  # seven words of 4 bytes for each of 3 coordinates
 
 
 @pytest.mark.parametrize(("name", "limit"), [("fire", 1.01), ("sandwich", 1.2)])
@@ -60,9 +63,9 @@ def test_a_bias_keeps_one_array_for_the_heads_to_share(gpu, name, limit):
 
 @pytest.mark.parametrize("name", ["t5", "fire"])
 def test_what_the_derivative_of_a_bias_keeps(gpu, name):
-    # Near what was seen. T5: the cotangent with the heads last, and the sums of each query in 32 buckets, a 32nd of
-    # that; the compiler of JAX 0.10 also stores the index of the row, one for eight heads. FIRE: hidden features, and
-    # which of them are positive.
+    # Limits near what was seen, in arrays of the size of the bias. T5 keeps the cotangent with the heads last and, a
+    # 32nd of it, each query's sums in 32 buckets; before JAX 0.12 also an index per distance, an eighth. FIRE keeps
+    # hidden features and which of them are positive.
     t5 = 1.032 if jax.__version_info__ >= (0, 12) else 1.157
     limit = {"t5": t5, "fire": 5.3}[name]
     assert gpu.compile(*derivative_of_bias(name)).temporaries <= limit * 4 * 8 * 1024**2

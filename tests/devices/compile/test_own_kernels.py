@@ -1,4 +1,7 @@
-"""Kernels that use all of `posenc_jax.kernels`, compiled by Pallas for TPUs and by Mosaic GPU for an H200."""
+"""Users' kernels may call all of `posenc_jax.kernels`: Pallas compiles them for TPUs, Mosaic GPU for an H200.
+
+On a GPU no product of a rotation is contracted to a fused multiply-add.
+"""
 
 import functools
 import importlib.util
@@ -15,16 +18,17 @@ from devices.compile.cases import BF16, F32, bf16, f32, i32
 from posenc_jax import kernels
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "fused_rope.py"
-SMALL = 2**16  # bytes: positions and weights in another order
+SMALL = 2**16  # bytes that count as none: positions and weights in another order
 needs_012 = pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="another interface before JAX 0.12")
 
 
 def shapes(*results):
+    """The types of results (shape, dtype)."""
     return [jax.ShapeDtypeStruct(*result) for result in results]
 
 
 def biases(i, j, slope, rate, *out):
-    """The three biases of a tile, to three references."""
+    """Writes the three biases of a tile to three references."""
     out[0][...] = kernels.alibi(i, j, slope)
     out[1][...] = kernels.kerple_log(i, j, slope, rate)
     out[2][...] = kernels.kerple_power(i, j, slope, rate)
@@ -49,7 +53,7 @@ def test_a_tile_is_rotated_on_a_tpu(chip, layout, dim, dtype):
 
 
 @pytest.mark.compile_tpu
-def test_pairs_and_biases_on_a_tpu(chip):
+def test_pairs_are_rotated_and_biases_computed_on_a_tpu(chip):
     def kernel(x1, x2, i, j, slope, rate, constants, y1, y2, *out):
         y1[...], y2[...] = kernels.rotate_pairs(x1[...], x2[...], *kernels.cos_sin(i[...], constants[...]))
         biases(i[...], j[...], slope[...], rate[...], *out)
@@ -72,7 +76,7 @@ def test_qk_norm_and_rope_are_one_kernel(chip):
     assert fused.temporaries <= SMALL
 
 
-# An H200, by Mosaic GPU, in both of its lowerings
+# An H200, by Mosaic GPU
 
 TILE = 64, 128  # positions, columns
 
@@ -85,11 +89,12 @@ def gpu():
 @needs_012
 @pytest.mark.compile_cuda
 @pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
-def test_pairs_and_biases_on_a_gpu(gpu, semantics):
+def test_pairs_are_rotated_and_biases_computed_on_a_gpu(gpu, semantics):
+    """By both lowerings of Mosaic GPU."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     def tile(ref, axis=None):
-        """A tile of TILE, or a row or column broadcast to one, as matrix products lay their results out."""
+        """Loads a tile, or broadcasts the vector along `axis` to one, in the layout of results of matrix products."""
         layout = plgpu.Layout.WGMMA
         if axis is None:
             return plgpu.load(ref, layout=layout, optimized=False)
@@ -112,10 +117,12 @@ def test_pairs_and_biases_on_a_gpu(gpu, semantics):
 @needs_012
 @pytest.mark.compile_cuda
 def test_no_product_of_a_rotation_is_contracted_on_a_gpu(gpu, tmp_path, monkeypatch):
-    """The control: without the guard, as many products and sums become FMAs as the rotation has sums."""
+    """`rotate_pairs` guards its products. Without that guard, which is the control, some become FMAs."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     def contracted(name, rotate):
+        """How many FMAs the PTX of a kernel with this rotation has."""
+
         def kernel(*refs):
             tiles = [plgpu.load(ref, layout=plgpu.Layout.WGMMA, optimized=False) for ref in refs[:4]]
             refs[4][...], refs[5][...] = rotate(*tiles)

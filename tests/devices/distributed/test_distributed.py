@@ -1,7 +1,8 @@
 """Training over several processes, `examples/train_distributed.py`.
 
-Its losses are those of one process, whichever axis runs across the processes; training goes on from a checkpoint as if
-it had never stopped; and whichever process dies, the launcher says which one, ends the others, and leaves nothing.
+- Losses are the losses of one process, whichever axis is split across the processes.
+- Training goes on from a checkpoint as if it had never stopped.
+- If a process dies, the launcher names it, ends the others, and leaves nothing behind.
 """
 
 import ast
@@ -25,18 +26,18 @@ import train_distributed as program  # noqa: E402
 
 NAMES = ["sinusoidal", "rotary", "t5"]  # one of each kind
 SETUP = program.Setup(width=16, depth=1, heads=2, length=32, batch=4)
-STEPS, EVERY, DEATH = 6, 2, 4
-# The loss is a mean of 128, as sums of 16 on each of 8 devices and a sum of those. In whatever order, a sum of n is
-# within a fraction n·2⁻²⁴ of the true one; of two orders each may be. That holds of the first step; of later ones, in
-# which the gradients' sums are too, it is what was seen: 1.2e-7 at most.
+STEPS, EVERY, DEATH = 6, 2, 4  # steps of a run, steps from checkpoint to checkpoint, the step at which a process dies
+# The loss is a mean of 128 numbers: 8 devices sum 16 each, and the 8 sums are summed. In any order, a sum of n numbers
+# is within a fraction n·2⁻²⁴ of the true sum, and two orders may be off on both sides. The bound holds for the first
+# step. Later steps also depend on sums of gradients; there at most 1.2e-7 was seen, which is within the bound.
 TOLERANCE = 2 * (SETUP.batch * SETUP.length / 8 + 8) * 2.0**-24
-PATIENCE = 300  # seconds for any command: only a test that fails ever waits for it
+PATIENCE = 300  # seconds for any command; only a failing test waits so long
 MARGIN = 10  # seconds by which a busy machine may be late to end processes, and to say so
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Starts the program, with lines of Python run first in the launcher and in each of its processes."""
+    """A function that starts the program with arguments; `patch` is Python that every process runs first."""
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")} | {
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
@@ -67,7 +68,7 @@ def end(process):
 
 
 def losses(text):
-    """variant → step → loss."""
+    """The printed losses: variant → step → loss."""
     found = {}
     for entry in (json.loads(line) for line in text.splitlines() if line.startswith("{")):
         found.setdefault(entry["variant"], {})[entry["step"]] = entry["loss"]
@@ -75,6 +76,7 @@ def losses(text):
 
 
 def trained(process):
+    """The losses of a process that must succeed."""
     status, output, errors = end(process)
     assert status == 0, errors
     return losses(output)
@@ -101,6 +103,7 @@ def one(start):
 
 
 def check_same(got, want, steps=range(1, STEPS + 1)):
+    """Asserts that `got` has the losses of these steps, and no others."""
     assert sorted(got) == list(steps)
     np.testing.assert_allclose([got[i] for i in steps], [want[i] for i in steps], rtol=TOLERANCE, atol=0)
 
@@ -112,12 +115,13 @@ def test_losses_of_two_processes_are_those_of_one(start, one, undisturbed):
     for found in (undisturbed[0], trained(start("--across", "sequence", "--variant", *NAMES))):
         for name in NAMES:
             check_same(found[name], one[name])
-    # Positions alone make the models differ, and are told apart.
+    # Models that differ in their positions alone have different losses, so the comparison can tell them apart.
     rotary, t5 = one["rotary"][STEPS], one["t5"][STEPS]
     assert abs(rotary - t5) > 20 * TOLERANCE * rotary
 
 
 def test_every_device_holds_its_part_alone(undisturbed):
+    """Each process logs the rows and columns that its four devices hold: half of the batch, a quarter of 32 tokens."""
     for i, rows in enumerate([(0, 2), (2, 4)]):
         log = (undisturbed[1] / f"process-{i}.log").read_text(encoding="utf-8")
         (held,) = {line for line in log.splitlines() if line.startswith("holds")}
@@ -129,7 +133,7 @@ def test_every_device_holds_its_part_alone(undisturbed):
 
 
 def at(step, **does):
-    """Python that makes process 0 or 1 do something when it begins a step."""
+    """A patch with which processes run Python when they begin a step: at(2, process_1="…")."""
     deeds = "".join(
         f"    if step == {step} and program.jax.process_index() == {name[-1]}: {does[name]}\n" for name in does
     )
@@ -137,12 +141,13 @@ def at(step, **does):
     return f"{whole}{deeds}    return whole(setup, text, step)\nprogram.batch = batch"
 
 
-DYING = "print('dies at', time.monotonic(), flush=True); "  # on the clock of the machine, which all processes share
+# What a process runs. It prints when it dies, by the machine's monotonic clock, which all processes share.
+DYING = "print('dies at', time.monotonic(), flush=True); "
 SIGKILL, SIGSTOP = (DYING + "os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGSTOP)")
 
 
 def errors_of_dying(process, grace=program.GRACE):
-    """The output and errors of a command that should fail, all processes ended, soon after one says that it dies."""
+    """The output and errors of a command that must fail and end all processes within grace + MARGIN of a death."""
     status, output, errors = end(process)
     (death,) = re.findall(r"^    dies at (\S+)$", errors, re.M)
     assert time.monotonic() - float(death) <= grace + MARGIN
@@ -165,6 +170,7 @@ def test_a_process_that_is_killed_is_named(died, undisturbed):
     assert errors.endswith("To go on from the last checkpoint, give the same command with --resume.\n")
 
 
+# The steps that a resumed run repeats or adds: from the last checkpoint before DEATH
 RESUMED = range((DEATH - 1) // EVERY * EVERY + 1, STEPS + 1)
 
 
@@ -182,7 +188,10 @@ def test_one_process_goes_on_from_the_checkpoint_of_two(start, died, one, tmp_pa
 
 
 def test_a_process_that_is_killed_while_a_checkpoint_is_written(start, undisturbed, tmp_path):
-    """Of the checkpoint after step 4, whose folder is there under a temporary name, process 1 writes nothing."""
+    """Process 1 dies before it writes its part of the checkpoint after step 4, whose folder keeps a temporary name.
+
+    Training then goes on from the checkpoint after step 2.
+    """
     patch = f"""
 import orbax.checkpoint as ocp
 whole = ocp.StandardCheckpointHandler.async_save
@@ -201,13 +210,15 @@ ocp.StandardCheckpointHandler.async_save = write
 
 
 def test_a_process_that_never_ends_is_ended(start):
+    """Process 1 exits; process 0, which is stopped, is ended after GRACE."""
     patch = "program.GRACE = 2\n" + at(2, process_0=SIGSTOP, process_1=f"time.sleep(1); {DYING}os._exit(0)")
     _, errors = errors_of_dying(start("--variant", "t5", patch=patch), grace=2)
     assert re.search(r"^error: process 1 .* ended with status 0, after step 1 of t5", errors, re.M)
     assert re.search(r"^process 0 .* still waited after 2 s, so it was ended", errors, re.M)
 
 
-def test_a_process_that_falls_silent(start):
+def test_a_process_that_falls_silent_is_ended(start):
+    """Process 1 is stopped: without its heartbeat, JAX aborts process 0, and the launcher ends process 1."""
     patch = "program.GRACE, program.HEARTBEAT = 2, 5\n" + at(2, process_1=DYING + SIGSTOP)
     _, errors = errors_of_dying(start("--variant", "t5", patch=patch), grace=2 * 5 + 2)
     assert re.search(r"^error: process 0 .* was killed by SIGABRT, after step 1 of t5", errors, re.M)
@@ -216,6 +227,7 @@ def test_a_process_that_falls_silent(start):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_nothing_is_left_of_what_is_interrupted(start, number, status):
+    """No process of the launcher runs on; no temporary folder stays, unless the launcher itself was killed."""
     before = set(start.temporary.glob("train_distributed-*"))
     process = start("--variant", "t5", patch=at(2, process_0="time.sleep(1000)", process_1="time.sleep(1000)"))
     assert json.loads(process.stdout.readline())["step"] == 1
@@ -237,7 +249,7 @@ def test_nothing_is_left_of_what_is_interrupted(start, number, status):
         (["--data", "3"], "--data: must divide 8 devices and a batch of 8, got 3"),
     ],
 )
-def test_what_cannot_be_done(arguments, message, tmp_path, capsys, monkeypatch):
+def test_wrong_arguments_are_named(arguments, message, tmp_path, capsys, monkeypatch):
     (tmp_path / "rotary" / "2").mkdir(parents=True)
     places = {"empty": tmp_path / "empty", "full": tmp_path}
     monkeypatch.setattr(sys, "argv", ["train_distributed.py", *(argument.format(**places) for argument in arguments)])

@@ -1,4 +1,4 @@
-"""What is exported on one version of JAX and loaded on another: what computes with positions and tables."""
+"""The cases of test_exports.py: what one version of JAX exports or stores, and another loads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,22 +24,22 @@ ROWS, QUERIES, KEYS = (np.arange(*of, dtype=np.int32) for of in ((64,), (100, 11
 
 
 class Case(NamedTuple):
-    """A function and its arguments, whose first axes are of any size, but for those whose indices are in `fixed`.
+    """A function and its arguments. The first axis of each is exported for any size, unless its index is in `fixed`.
 
-    Where a library function of the CPU's or a sum in an order of its own is in a result, another version may round it
-    otherwise.
+    Another version may round a result otherwise if it contains a CPU's library function or a sum in any order: then
+    `rounded` names the result.
     """
 
     function: Callable[..., Any]
     arguments: tuple[np.ndarray, ...]
     fixed: tuple[int, ...] = ()
-    derivative: bool = False  # by the last argument too
-    rounded: tuple[str, ...] = ()  # names of results
+    derivative: bool = False  # whether the derivative by the last argument is exported too
+    rounded: tuple[str, ...] = ()  # among "y" and "dx"
     sharded: bool = False  # over eight devices
 
     @property
     def shapes(self):
-        """Those that are exported; equal sizes stay equal."""
+        """The types to export for; first axes of equal size share a symbol."""
         sizes = dict(zip((64, 12, 112), export.symbolic_shape("n, m, k"), strict=True))
         first = [len(x) if i in self.fixed else sizes[len(x)] for i, x in enumerate(self.arguments)]
         pairs = zip(first, self.arguments, strict=True)
@@ -52,7 +52,7 @@ def sharding():
 
 
 def sharded(p, x):
-    """Exported for eight devices."""
+    """`rotate` where positions and x are split over eight devices."""
     return rotate(*(jax.lax.with_sharding_constraint(a, sharding()) for a in (p, x)))
 
 
@@ -61,13 +61,13 @@ def rotate(p, x, frequencies=None, **settings):
 
 
 def attend(p, x):
-    """Its own derivative, tiles that are passed over, and a bias."""
+    """Attention with its own derivative rule, tiles that are passed over, and a bias."""
     bias = partial(pe.alibi, heads=4)
     return pe.attention(x, x, x, bias=bias, query_positions=p, key_positions=p, causal=True, block_size=5)
 
 
 def cases():
-    """Cases by name: each of another primitive, derivative or sharding; the rest of the library is made of these."""
+    """Cases by name, one for each primitive, derivative rule and sharding of the library."""
     mixed, floats = (POSITIONS, X), POSITIONS.astype(np.float32) / 2**17
     triples = np.stack([POSITIONS, ROWS, ROWS // 2], -1)
     rounded = {"derivative": True, "rounded": ("y", "dx")}
@@ -87,10 +87,10 @@ def cases():
 
 
 def results(f, case):
-    """The value of f, which is the case's function or was loaded, and the derivative by the last argument."""
+    """The value "y" of f, the case's function or a loaded one, and its derivative "dx" by the last argument."""
     *first, last = [jax.device_put(x, sharding()) for x in case.arguments] if case.sharded else case.arguments
 
-    def derivative(last):  # of a cotangent that tells the elements apart
+    def derivative(last):  # the cotangent differs at every element
         y, pull = jax.vjp(lambda last: f(*first, last), last)
         return pull(jnp.linspace(-1, 1, y.size, dtype=y.dtype).reshape(y.shape))[0]
 
@@ -103,7 +103,7 @@ ROPE = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_pos
 
 
 def objects():
-    """What is pickled to carry it from one process to another."""
+    """Objects that users pickle, to carry them from one process to another."""
     plan, spectrum = rotary_from_config(CONFIG | {"rope_parameters": ROPE}), pe.yarn(64, 5e5, 4.0, original_max=2048)
     return {"spectrum": spectrum, "plan": plan, "function": pe.rotary}
 
@@ -116,9 +116,10 @@ MODULES = {
 
 
 def bias_of(graph, state):
+    """The bias of a module at QUERIES and KEYS."""
     return np.asarray(jax.jit(lambda state: nnx.merge(graph, state)(QUERIES, KEYS))(state))
 
 
 def flat(state):
-    """Its arrays by their names, as a checkpoint has them."""
+    """The arrays of a state by dotted names, as a checkpoint stores them."""
     return {".".join(map(str, path)): np.asarray(x[...]) for path, x in nnx.to_flat_state(state)}

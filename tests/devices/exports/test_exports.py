@@ -1,6 +1,9 @@
-"""What another version of JAX exported, loaded here: the results it had there. JAX promises it for half a year.
+"""What users store with another version of JAX loads here and gives the same results.
 
-And what else users store: pickles, the settings of a plan, and the states of modules.
+- Exported programs, which JAX promises to load for half a year, also with other shapes.
+- Pickles, the settings of a plan, and the states of modules.
+
+`write.py` wrote all of it into the folder POSENC_EXPORTS with JAX of the version POSENC_LOWEST.
 """
 
 import json
@@ -21,17 +24,18 @@ FOLDER, CASES = Path(os.environ.get("POSENC_EXPORTS", "")), cases()
 
 
 def load(name):
-    """What was exported, and its results there."""
+    """An exported function, and the results that it had with the other version."""
     with np.load(FOLDER / f"{name}.npz") as file:
         return export.deserialize((FOLDER / f"{name}.bin").read_bytes()), dict(file)
 
 
-def test_another_version_made_them():
+def test_another_version_wrote_the_files():
     assert (FOLDER / "version").read_text() == os.environ["POSENC_LOWEST"] != jax.__version__
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loads_and_gives_the_same(name):
+def test_an_exported_function_gives_the_same(name):
+    """The same bits, or within 1e-6 where another version may round otherwise."""
     case, (loaded, want) = CASES[name], load(name)
     got = results(loaded.call, case)
     assert {key: value.dtype for key, value in got.items()} == {key: value.dtype for key, value in want.items()}
@@ -40,19 +44,20 @@ def test_loads_and_gives_the_same(name):
         np.testing.assert_allclose(value, want[key], rtol=tolerance, atol=tolerance)
 
 
-def test_other_shapes_than_those_it_was_tried_with():
+def test_an_exported_rotation_takes_other_shapes():
     loaded, want = load("rotary")
     positions, x = CASES["rotary"].arguments
     np.testing.assert_array_equal(loaded.call(positions[:7], x[:7]), want["y"][:7])
 
 
-def test_pickles_and_settings_of_a_plan():
+def test_pickles_and_settings_of_a_plan_load():
     assert pickle.loads((FOLDER / "objects.pickle").read_bytes()) == objects()
     assert rotary_from_config(json.loads((FOLDER / "plan.json").read_text())) == objects()["plan"]
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_state_of_a_module(name):
+def test_the_state_of_a_module_loads(name):
+    """It has the names, shapes and dtypes of the module here, and gives the stored bias."""
     with np.load(FOLDER / f"state of {name}.npz") as file:
         stored = dict(file)
     want, (graph, state) = stored.pop("result"), nnx.split(MODULES[name]())

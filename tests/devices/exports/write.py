@@ -1,6 +1,7 @@
-"""`python tests/devices/exports/write.py FOLDER`: exports every case, for CPU, CUDA and TPU, with the results here.
+"""Writes what test_exports.py loads: `python tests/devices/exports/write.py FOLDER`.
 
-Beside them, what else users store: pickles, the settings of a plan, and the states of modules.
+The folder gets each case, exported for CPU, CUDA and TPU, with its results here; and what else users store: pickles,
+the settings of a plan, and the states of modules.
 """
 
 import json
