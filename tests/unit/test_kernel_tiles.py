@@ -1,8 +1,8 @@
-"""Kernels of one's own: functions of tiles in Pallas's interpreters, beside the public functions.
+"""`posenc_jax.kernels`, functions of tiles for kernels that users write, in Pallas's interpreters.
 
 - `cos_sin`, `rotate`, `rotate_pairs` and `alibi` have the bits of the public functions, at any int32 position.
-- KERPLE's biases are within 3e-7 and 1e-5 of the public functions.
-- Errors name the function, the tile and what it must be.
+- The relative error of `kerple_log` beside the public function is at most 3e-7, that of `kerple_power` 1e-5.
+- Errors name the function and the argument, and say what it must be.
 
 tests/devices/compile/test_own_kernels.py compiles the same for TPUs and for an H200.
 """
@@ -32,12 +32,12 @@ OMEGA = np.float32([1.0, 0.3, -0.7, 1e-4, 0.0, 2.1e9, 3e9])
 
 
 def call(kernel, results, *operands, interpret=True):
-    """One tile: the whole of each operand; results are (shape, dtype)."""
+    """Runs a kernel on one tile, the whole of each operand; `results` has the (shape, dtype) of each output."""
     shapes = [jax.ShapeDtypeStruct(*result) for result in results]
     return pl.pallas_call(kernel, shapes, interpret=interpret)(*operands)
 
 
-def same_bits(got, want):
+def assert_same_bits(got, want):
     got, want = np.asarray(got), np.asarray(want)
     assert got.dtype == want.dtype
     if jax.default_backend() != "cpu":  # a GPU chooses the bits of a NaN
@@ -46,6 +46,8 @@ def same_bits(got, want):
 
 
 def cos_sin(positions, frequencies, interpret=True):
+    """`kernels.cos_sin` in a kernel, for positions (rows, 1) or (rows, pairs)."""
+
     def kernel(positions, constants, cosine, sine):
         cosine[...], sine[...] = kernels.cos_sin(positions[...], constants[...])
 
@@ -55,7 +57,7 @@ def cos_sin(positions, frequencies, interpret=True):
 
 
 def rotate(x, positions, frequencies, layout):
-    """A kernel that rotates a tile (rows, heads, dim)."""
+    """`kernels.rotate` in a kernel, for a tile x (rows, heads, dim)."""
 
     def kernel(x, positions, constants, out):
         cosine, sine = kernels.cos_sin(positions[...], constants[...])
@@ -64,9 +66,9 @@ def rotate(x, positions, frequencies, layout):
     return call(kernel, [(x.shape, x.dtype)], x, positions[:, None], kernels.phase_constants(frequencies, layout))[0]
 
 
-def same_rotation(x, positions, frequencies, layout):
+def assert_same_rotation(x, positions, frequencies, layout):
     public = functools.partial(pe.rotary, frequencies=frequencies, head_axis=-2, layout=layout)
-    same_bits(*jax.jit(lambda x, i: (rotate(x, i, frequencies, layout), public(x, i)))(x, positions))
+    assert_same_bits(*jax.jit(lambda x, i: (rotate(x, i, frequencies, layout), public(x, i)))(x, positions))
 
 
 # Cosines and sines
@@ -78,28 +80,27 @@ def same_rotation(x, positions, frequencies, layout):
     ids=["array-generic", "yarn-generic", "array-tpu"],
 )
 def test_cosines_and_sines_are_those_of_the_encoding(frequencies, interpret):
-    """Also where each is a program of its own."""
-    waves = jax.jit(functools.partial(cos_sin, frequencies=frequencies, interpret=interpret))
-    cosine, sine = waves(POSITIONS[:, None])
-    same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(POSITIONS, frequencies, layout="half"))
+    """The kernel and the encoding are compiled as separate programs."""
+    cosine, sine = jax.jit(functools.partial(cos_sin, frequencies=frequencies, interpret=interpret))(POSITIONS[:, None])
+    assert_same_bits(np.concatenate([sine, cosine], 1), pe.sinusoidal(POSITIONS, frequencies, layout="half"))
 
 
-def test_cosines_and_sines_are_right():
+def test_cosines_and_sines_are_within_9e_minus_8_of_mpmath():
     got = jax.jit(functools.partial(cos_sin, frequencies=pe.geometric(64, 500_000.0)))(POSITIONS[:, None])
     sine, cosine = np.split(encodings.encode(POSITIONS, 64, 500_000.0, layout="half"), 2, axis=1)
-    for wave, want in zip(got, (cosine, sine), strict=True):
-        assert_within(wave, want, 9e-8, against="mpmath at 60 digits")
+    for values, want in zip(got, (cosine, sine), strict=True):
+        assert_within(values, want, 9e-8, against="mpmath at 60 digits")
 
 
 def test_each_column_may_have_a_coordinate_of_its_own():
     f, grid = pe.axial(64, 2, 100.0), np.stack([POSITIONS, POSITIONS[::-1]], 1)
-    waves = functools.partial(cos_sin, frequencies=dataclasses.replace(f, axes=None))
-    (cosine, sine), want = jax.jit(lambda i: (waves(i[:, f.axes]), pe.sinusoidal(i, f, layout="half")))(grid)
-    same_bits(np.concatenate([sine, cosine], 1), want)
+    of_columns = functools.partial(cos_sin, frequencies=dataclasses.replace(f, axes=None))
+    (cosine, sine), want = jax.jit(lambda i: (of_columns(i[:, f.axes]), pe.sinusoidal(i, f, layout="half")))(grid)
+    assert_same_bits(np.concatenate([sine, cosine], 1), want)
 
 
 def test_constants_may_be_six_tiles():
-    """As Mosaic GPU, which broadcasts nothing by itself, takes them."""
+    """Mosaic GPU does not broadcast a row of constants by itself, so a kernel for it passes six whole tiles."""
 
     @jax.jit
     def both(positions):
@@ -107,12 +108,13 @@ def test_constants_may_be_six_tiles():
         tiles = [jnp.broadcast_to(row, positions.shape) for row in constants]
         return [kernels.cos_sin(positions, each) for each in (tiles, constants)]
 
-    jax.tree.map(same_bits, *both(np.tile(POSITIONS[:8, None], 2)))
+    jax.tree.map(assert_same_bits, *both(np.tile(POSITIONS[:8, None], 2)))
 
 
 def test_phase_constants_have_no_derivative():
-    places = np.zeros((4, 1), np.int32)
-    loss = lambda w: kernels.cos_sin(places, kernels.phase_constants(w))[0].sum()  # noqa: E731
+    """A gradient by frequencies raises, unless they pass `lax.stop_gradient`: then it is zero."""
+    positions = np.zeros((4, 1), np.int32)
+    loss = lambda w: kernels.cos_sin(positions, kernels.phase_constants(w))[0].sum()  # noqa: E731
     with pytest.raises(ValueError, match="^phase_constants: frequencies must pass lax.stop_gradient"):
         jax.eval_shape(jax.grad(loss), np.ones(4, np.float32))
     gradient = jax.jit(jax.grad(lambda w: loss(jax.lax.stop_gradient(w))))
@@ -131,15 +133,15 @@ def test_phase_constants_have_no_derivative():
     ],
 )
 def test_a_tile_rotates_as_by_rotary(dim, dtype, layout):
-    """Widths below and above a register of 128 lanes, and halves that are none."""
+    """Widths are below and above the 128 lanes of a TPU's register; half of 192 is no multiple of 128."""
     f = pe.geometric(dim, 500_000.0).with_attention_factor(1.25)
     x = RNG.normal(size=(ROWS, 3, dim)).astype(dtype)
-    same_rotation(x, POSITIONS, f, layout)
+    assert_same_rotation(x, POSITIONS, f, layout)
 
 
 def test_zeros_keep_their_signs():
     x = np.array(np.meshgrid(*[[0.0, -0.0, 1.0, -1.0]] * 2), np.float32).reshape(2, -1).T[:, None]
-    same_rotation(x, np.zeros(len(x), np.int32), 2, "interleaved")
+    assert_same_rotation(x, np.zeros(len(x), np.int32), 2, "interleaved")
 
 
 def test_pairs_rotate_as_by_rotary():
@@ -154,18 +156,18 @@ def test_pairs_rotate_as_by_rotary():
         got = call(kernel, [(halves[0].shape, x.dtype)] * 2, *halves, positions[:, None], constants)
         return jnp.concatenate(got, 1), pe.rotary(x, positions, YARN, head_axis=None)
 
-    same_bits(*both(x, POSITIONS))
+    assert_same_bits(*both(x, POSITIONS))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved", "pairs"])
 def test_the_derivative_of_a_rotation(layout):
-    """Outside a kernel: that of w · R x is Rᵀ w."""
+    """Outside a kernel: the gradient of w · R x by x is Rᵀ w, w rotated by the negative angles."""
     x, w = RNG.normal(size=(2, 2, 4)).astype(np.float32)
     positions, pairs = np.int32([[3], [5]]), layout == "pairs"
 
     def product(x):
-        waves = kernels.cos_sin(positions, kernels.phase_constants(4, None if pairs else layout))
-        y = kernels.rotate_pairs(x[:, :2], x[:, 2:], *waves) if pairs else [kernels.rotate(x, *waves, layout)]
+        values = kernels.cos_sin(positions, kernels.phase_constants(4, None if pairs else layout))
+        y = kernels.rotate_pairs(x[:, :2], x[:, 2:], *values) if pairs else [kernels.rotate(x, *values, layout)]
         return jnp.vdot(w, jnp.concatenate(y, 1))
 
     angles = positions * np.array([1, 0.01])
@@ -177,6 +179,8 @@ def test_the_derivative_of_a_rotation(layout):
 
 
 def bias(function, queries, keys, *parameters):
+    """The bias by this function of tiles in a kernel; each parameter is a scalar."""
+
     def kernel(queries, keys, *refs):
         *parameters, out = refs
         out[...] = function(queries[...], keys[...], *(parameter[0] for parameter in parameters))
@@ -187,13 +191,14 @@ def bias(function, queries, keys, *parameters):
 
 @functools.cache
 def beside(function, public):
-    """The bias by a kernel and by the public function."""
+    """A program of the bias by a kernel and of the bias of one head by the public function."""
     return jax.jit(lambda i, j, *p: (bias(function, i, j, *p), public(i, j, *(a[None] for a in p))[0]))
 
 
 NEAR = np.arange(ROWS, dtype=np.int32)
 TILES = {"edges": (POSITIONS, POSITIONS[::-1].copy()), "near": (3 * NEAR, 2 * NEAR + 40)}
-FUNCTIONS = {  # and the public one, the formula, the bounds beside the public one and beside the formula
+# The function of tiles, the public function, the formula; and the relative bounds beside the last two.
+FUNCTIONS = {
     "alibi": (kernels.alibi, pe.alibi, biases.alibi, 0, 1.2e-7),
     "kerple_log": (kernels.kerple_log, pe.kerple_log, biases.kerple_log, 3e-7, 5e-7),
     "kerple_power": (kernels.kerple_power, pe.kerple_power, biases.kerple_power, 1e-5, 1.02e-5),
@@ -203,22 +208,23 @@ FUNCTIONS = {  # and the public one, the formula, the bounds beside the public o
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_bias_is_near_the_public_function(name, tile):
-    function, public, formula, bound, of_formula = FUNCTIONS[name]
+    function, public, formula, public_bound, formula_bound = FUNCTIONS[name]
     (queries, keys), parameters = TILES[tile], np.float32([0.3] if name == "alibi" else [0.3, 0.7])
     want = formula(biases.tile(queries, keys), *parameters)[0]
-    got, theirs = beside(function, public)(queries, keys, *parameters)
-    assert_within(got, want, of_formula * np.abs(want), against="float64")
-    theirs = np.asarray(theirs, np.float64)
-    assert_within(got, theirs, bound * np.abs(theirs), against="the public function")
+    got, by_public = beside(function, public)(queries, keys, *parameters)
+    assert_within(got, want, formula_bound * np.abs(want), against="float64")
+    by_public = np.asarray(by_public, np.float64)
+    assert_within(got, by_public, public_bound * np.abs(by_public), against="the public function")
 
 
-def test_parameters_of_several_heads():
+def test_parameters_may_be_of_several_heads():
     slopes = np.float32([0.5, 0.1, 0.02])
     tiles = lambda i, j, m: kernels.alibi(i[None, :, None], j[None, None], m[:, None, None])  # noqa: E731
-    same_bits(*jax.jit(lambda *x: (tiles(*x), pe.alibi(*x)))(NEAR[:16], NEAR[:8], slopes))
+    assert_same_bits(*jax.jit(lambda *x: (tiles(*x), pe.alibi(*x)))(NEAR[:16], NEAR[:8], slopes))
 
 
-def test_the_derivative_of_kerple_and_its_end():
+def test_kerple_has_a_derivative_and_is_minus_infinity_beyond_float32():
+    """−r₁ ln(1 + r₂ |i − j|), here with |i − j| = 7; and with r₂ |i − j| beyond float32."""
     i, j, parameters = np.int32([[10]]), np.int32([[3]]), np.float32([0.5, 0.3])
     got = jax.jit(jax.grad(lambda p: kernels.kerple_log(i, j, *p).sum()))(parameters)
     np.testing.assert_allclose(got, [-np.log1p(7 * 0.3), -0.5 * 7 / (1 + 7 * 0.3)], rtol=1e-6)
@@ -228,7 +234,7 @@ def test_the_derivative_of_kerple_and_its_end():
 
 # Errors
 
-CONSTANTS, PLACES, TILE = np.zeros((6, 4), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 4), np.float32)
+CONSTANTS, COLUMN, TILE = np.zeros((6, 4), np.int32), np.zeros((4, 1), np.int32), np.zeros((4, 4), np.float32)
 HALF, ONE = TILE.astype(np.float16), np.float32(1)
 
 
@@ -241,24 +247,24 @@ HALF, ONE = TILE.astype(np.float16), np.float32(1)
         ("phase_constants", (7, "half"), ValueError, ".*even"),
         ("phase_constants", (8, "pairs"), ValueError, "layout must be one of"),
         ("cos_sin", (TILE, CONSTANTS), TypeError, "positions must be an int32 tile"),
-        ("cos_sin", (PLACES, CONSTANTS[:5]), ValueError, "constants must have 6 rows.*got 5"),
-        ("cos_sin", (PLACES, CONSTANTS[0, 0]), ValueError, "constants must have 6 rows.*got 0"),
-        ("cos_sin", (PLACES, [*[PLACES] * 5, TILE]), TypeError, "constants must be an int32 array"),
-        ("rotate", (PLACES, TILE, TILE), TypeError, "x must be a float tile"),
+        ("cos_sin", (COLUMN, CONSTANTS[:5]), ValueError, "constants must have 6 rows.*got 5"),
+        ("cos_sin", (COLUMN, CONSTANTS[0, 0]), ValueError, "constants must have 6 rows.*got 0"),
+        ("cos_sin", (COLUMN, [*[COLUMN] * 5, TILE]), TypeError, "constants must be an int32 array"),
+        ("rotate", (COLUMN, TILE, TILE), TypeError, "x must be a float tile"),
         ("rotate", (np.float32, TILE, TILE), TypeError, "x must be a float tile, got type"),
         ("rotate", (TILE, HALF, TILE), TypeError, "cosine must be a float32 tile"),
         ("rotate", (TILE[:, :0], TILE, TILE), ValueError, "x must have an even number of features"),
         ("rotate", (TILE, TILE[:, :2], TILE), ValueError, "cosine must have 4 columns"),
         ("rotate", (TILE, TILE, TILE[:3]), ValueError, "sine of shape .* must broadcast to x"),
         ("rotate", (TILE, TILE, TILE, "pairs"), ValueError, "layout must be one of"),
-        ("rotate_pairs", (PLACES, TILE, TILE, TILE), TypeError, "x1 must be a float tile"),
+        ("rotate_pairs", (COLUMN, TILE, TILE, TILE), TypeError, "x1 must be a float tile"),
         ("rotate_pairs", (TILE, HALF, TILE, TILE), TypeError, "x2 must be a float32 tile"),
         ("rotate_pairs", (HALF, HALF, HALF, TILE), TypeError, "cosine must be a float32 tile"),
         ("rotate_pairs", (TILE, TILE, TILE, TILE[:1]), ValueError, "sine must have the shape of x1"),
-        ("kerple_log", (PLACES, TILE, ONE, ONE), TypeError, "key_positions must be an int32 tile"),
-        ("alibi", (None, PLACES, ONE), TypeError, "query_positions must be an int32 tile"),
+        ("kerple_log", (COLUMN, TILE, ONE, ONE), TypeError, "key_positions must be an int32 tile"),
+        ("alibi", (None, COLUMN, ONE), TypeError, "query_positions must be an int32 tile"),
     ],
 )
-def test_errors(name, arguments, error, match):
+def test_errors_name_the_function_and_the_argument(name, arguments, error, match):
     with pytest.raises(error, match=f"^{name}: {match}"):
         jax.eval_shape(lambda: getattr(kernels, name)(*arguments))

@@ -1,7 +1,9 @@
 """What `attention` rejects: each error names the argument and its constraint.
 
-- Types, shapes and dtypes of every argument; numbers out of their bounds; arguments without those that they need.
-- Concrete positions that return, as in packed rows, where a mask by position would mix documents.
+- Types, shapes and dtypes of every argument are checked, and bounds of numbers; some arguments need others beside them.
+- A position returns if a row of keys has it again after another position, as a packed row of documents has. A causal
+  mask or a window would then mix documents, so concrete positions that return are rejected, unless something separates
+  the documents.
 """
 
 import jax
@@ -13,15 +15,16 @@ import posenc_jax as pe
 from posenc_jax._attention import parser
 
 Q, K, V = (np.zeros(shape, np.float32) for shape in ((2, 11, 4, 8), (2, 13, 2, 8), (2, 13, 2, 6)))
-AT, THERE = np.arange(11, dtype=np.int32), np.arange(13, dtype=np.int32)
+QUERY_AT, KEY_AT = np.arange(11, dtype=np.int32), np.arange(13, dtype=np.int32)
 F = np.float32
-WHERE = {"query_positions": AT, "key_positions": THERE}
-NOWHERE = {"query_positions": None, "key_positions": None}
+POSITIONS = {"query_positions": QUERY_AT, "key_positions": KEY_AT}
+NO_POSITIONS = {"query_positions": None, "key_positions": None}
 MASK = np.ones((2, 4, 11, 13), bool)
-TOKENS = {"query_data": np.ones((1, 11, 1, 5), F), "bias": lambda i, j, a, b: jnp.float32(0)}
+DATA = {"query_data": np.ones((1, 11, 1, 5), F), "bias": lambda i, j, a, b: jnp.float32(0)}
 SHAPE = r"\(2, 4, 11, 13\)"
 MISSING = "query_positions and key_positions must be given for 11 queries and 13 keys"
 
+# What changes in a valid call, and how the message goes on behind "attention: ".
 TYPES = [
     ({"query": Q.astype(int)}, "query must be a float array"),
     ({"key": K.astype(np.float16)}, "key must have the dtype of query, float32, got float16"),
@@ -39,8 +42,8 @@ TYPES = [
     ({"sinks": np.arange(4)}, r"sinks must be a float array of shape \(heads,\)"),
     ({"mask": MASK.astype(np.int32)}, "mask must be an array of booleans, True where a query sees a key, got int32"),
     ({"mask": MASK.astype(F)}, "mask must be .*; an additive mask is a bias, got float32"),
-    ({"query_positions": F(AT)}, "query_positions must be an integer array"),
-    (TOKENS | {"key_data": {"x": "a"}}, r"key_data\['x'\] must be an array"),
+    ({"query_positions": F(QUERY_AT)}, "query_positions must be an integer array"),
+    (DATA | {"key_data": {"x": "a"}}, r"key_data\['x'\] must be an array"),
 ]
 VALUES = [
     ({"query": Q[0, 0]}, r"query must have shape \(..., queries, heads, head_dim\)"),
@@ -65,33 +68,36 @@ VALUES = [
     ({"mask": MASK[:, 0, 0]}, rf"mask must have .* {SHAPE}, got .*13\); for \(batch, keys\) pass mask\[:, None, None"),
     ({"mask": MASK[:, :2]}, rf"mask must have the axes \(..., heads, queries, keys\), .* {SHAPE}, got .* 13\)$"),
     ({"mask": MASK[None]}, r"mask must have the axes .* got \(1, 2, 4, 11, 13\)$"),
-    (NOWHERE | {"query_positions": AT}, "query_positions and key_positions must be given together"),
-    ({"key_segments": THERE}, "query_segments and key_segments must be given together"),
-    ({"key_order": THERE, "causal": True}, "query_order and key_order must be given together"),
-    (NOWHERE | {"causal": True}, MISSING),
-    (NOWHERE | {"bias": pe.alibi}, MISSING),
-    ({"query_positions": AT[1:]}, r"query_positions must have shape \(..., 11\), got \(10,\)"),
-    ({"key_positions": THERE[None, None]}, "key_positions of shape .* must broadcast to key without heads"),
-    ({"query_order": AT, "key_order": THERE}, "causal must be True if query_order and key_order are given, got False"),
-    (TOKENS | {"bias": None}, "bias must be given with query_data or key_data, got None"),
-    (TOKENS | {"query_data": F(AT)}, r"query_data must begin with .* \(2, 11, 4\), where all but 11 may"),
-    (TOKENS | {"query_data": np.ones((1, 1, 1), F)}, r"query_data must begin with .* got \(1, 1, 1\)"),
-    (TOKENS | {"key_data": (K, np.ones((2, 13, 4), F))}, r"key_data\[1\] must begin with .* key .*\(2, 13, 2\)"),
+    (NO_POSITIONS | {"query_positions": QUERY_AT}, "query_positions and key_positions must be given together"),
+    ({"key_segments": KEY_AT}, "query_segments and key_segments must be given together"),
+    ({"key_order": KEY_AT, "causal": True}, "query_order and key_order must be given together"),
+    (NO_POSITIONS | {"causal": True}, MISSING),
+    (NO_POSITIONS | {"bias": pe.alibi}, MISSING),
+    ({"query_positions": QUERY_AT[1:]}, r"query_positions must have shape \(..., 11\), got \(10,\)"),
+    ({"key_positions": KEY_AT[None, None]}, "key_positions of shape .* must broadcast to key without heads"),
+    (
+        {"query_order": QUERY_AT, "key_order": KEY_AT},
+        "causal must be True if query_order and key_order are given, got False",
+    ),
+    (DATA | {"bias": None}, "bias must be given with query_data or key_data, got None"),
+    (DATA | {"query_data": F(QUERY_AT)}, r"query_data must begin with .* \(2, 11, 4\), where all but 11 may"),
+    (DATA | {"query_data": np.ones((1, 1, 1), F)}, r"query_data must begin with .* got \(1, 1, 1\)"),
+    (DATA | {"key_data": (K, np.ones((2, 13, 4), F))}, r"key_data\[1\] must begin with .* key .*\(2, 13, 2\)"),
     ({"implementation": "flash"}, r"implementation must be one of \('xla', 'mosaic_gpu'\), got 'flash'"),
 ]
 BAD = [(TypeError, *case) for case in TYPES] + [(ValueError, *case) for case in VALUES]
 
 
 @pytest.mark.parametrize(("error", "change", "match"), BAD, ids=[match for *_, match in BAD])
-def test_what_is_rejected(error, change, match):
+def test_wrong_arguments_are_rejected_by_name(error, change, match):
     with pytest.raises(error, match=f"^attention: {match}"):
-        pe.attention(**{"query": Q, "key": K, "value": V} | WHERE | change)
+        pe.attention(**{"query": Q, "key": K, "value": V} | POSITIONS | change)
 
 
 # Positions that return
 
-LAST = np.iinfo(np.int32).max
-RETURNS = {
+LAST = np.iinfo(np.int32).max  # the position of empty slots
+RETURNS = {  # positions of queries, and of keys
     "packed, a row of two": ([[0, 1, 2, 3], [0, 1, 0, 1]],) * 2,
     "padding on the right": ([0, 1, 2, 0, 0],) * 2,
     "a tree of drafts": ([5, 6], [0, 1, 2, 3, 4, 5, 6, 5, 6]),
@@ -101,7 +107,7 @@ RETURNS = {
     "at the first and the last position that are seen": ([4], [4, 1, 4]),
     "seen by some row": ([[0], [4]], [4, 5, 4]),
 }
-STAYS = {
+DOES_NOT_RETURN = {  # positions of queries, and of keys
     "far apart": ([-(2**31), 0, LAST - 1],) * 2,
     "a ring": ([13], [8, 9, 10, 11, 12, 13, 6, 7]),
     "a ring of several laps, chunks and rejected drafts": ([12, 13], [8, 9, 10, 11, 12, 13, 14, 15, 4, 5, 6, 7]),
@@ -123,7 +129,7 @@ BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
 
 
 def attend(queries, keys, **options):
-    """A trace, which checks concrete positions."""
+    """Traces a call at these positions, which checks them: they are concrete in a trace too."""
     q, k = (jax.ShapeDtypeStruct((2, np.shape(p)[-1], 2, 4), F) for p in (queries, keys))
     where = {"query_positions": np.int32(queries), "key_positions": np.int32(keys)}
     return jax.eval_shape(lambda q, k: pe.attention(q, k, k, **where | options), q, k)
@@ -138,39 +144,40 @@ def test_a_position_that_returns_is_rejected(name):
             attend(*RETURNS[name], **options)
 
 
-@pytest.mark.parametrize("name", STAYS)
+@pytest.mark.parametrize("name", DOES_NOT_RETURN)
 def test_caches_shards_padding_and_images_do_not_return(name):
     for options in BY_POSITION:
-        attend(*STAYS[name], **options)
+        attend(*DOES_NOT_RETURN[name], **options)
 
 
-P = np.int32([0, 1, 2, 3, 0, 1, 2, 3])
-PARTS = np.int32([0] * 4 + [1] * 4)
-TOLD_APART = {
-    "segments": {"query_segments": PARTS, "key_segments": PARTS},
-    "a mask of queries and keys": {"mask": np.equal.outer(PARTS, PARTS)[None, None]},
+PACKED = np.int32([0, 1, 2, 3, 0, 1, 2, 3])
+SEGMENTS = np.int32([0] * 4 + [1] * 4)
+SEPARATED = {  # options that separate the two documents, or may do so
+    "segments": {"query_segments": SEGMENTS, "key_segments": SEGMENTS},
+    "a mask of queries and keys": {"mask": np.equal.outer(SEGMENTS, SEGMENTS)[None, None]},
     "a mask that hides what returns": {"mask": np.arange(8)[None, None, None] < 4},
     "slots as orders": {"query_order": np.arange(8), "key_order": np.arange(8)},
-    "positions as orders": {"query_order": P, "key_order": P},
+    "positions as orders": {"query_order": PACKED, "key_order": PACKED},
     "data": {"query_data": np.ones((1, 8, 1), F), "bias": lambda i, j, a, b: jnp.zeros((2, 8, 8))},
 }
 
 
-@pytest.mark.parametrize("name", TOLD_APART)
-def test_tokens_that_are_told_apart_may_return(name):
-    attend(P, P, causal=True, **TOLD_APART[name])
+@pytest.mark.parametrize("name", SEPARATED)
+def test_positions_of_separated_documents_may_return(name):
+    attend(PACKED, PACKED, causal=True, **SEPARATED[name])
 
 
-def test_a_mask_that_hides_nothing_tells_nothing_apart():
+def test_a_mask_that_hides_nothing_separates_nothing():
     for mask in (np.ones((1, 1, 1, 8), bool), np.array([False, True])[None, :, None, None]):
         with pytest.raises(ValueError, match="key_positions must not return"):
-            attend(P, P, causal=True, mask=mask)
+            attend(PACKED, PACKED, causal=True, mask=mask)
 
 
 def test_positions_may_return_where_no_mask_or_window_reaches_them():
+    """Nothing is checked without a mask by position, or where positions are traced."""
     for queries, keys, options in (
-        (P, P, {}),
-        (P, P, {"window": (2, None)}),
+        (PACKED, PACKED, {}),
+        (PACKED, PACKED, {"window": (2, None)}),
         ([9], [0, 1, 0, 1, 8, 9], {"window": (2, 0)}),
         ([9], [6, 8, 6, 9], {"window": (2, 0)}),
         ([5], [6, 4, 6, 5], {"causal": True}),
@@ -179,12 +186,15 @@ def test_positions_may_return_where_no_mask_or_window_reaches_them():
     with pytest.raises(ValueError, match="got 7 twice"):  # the furthest that the window shows
         attend([9], [7, 8, 7, 9], window=(2, 0))
     q, k = Q[:, :8], K[:, :8]
-    jax.eval_shape(lambda p: pe.attention(q, k, k, causal=True, query_positions=p, key_positions=p), P)  # traced
+    jax.eval_shape(lambda p: pe.attention(q, k, k, causal=True, query_positions=p, key_positions=p), PACKED)
 
 
-def test_times_return_by_their_ranks():
-    """As layers give them: a window counts tokens there."""
-    check = lambda p: parser.reject_returning_positions(p, p, None, 0, "times", "this")  # noqa: E731
+def test_times_return_if_their_ranks_do():
+    """Layers pass times (floats) as positions. The window, here of 0, counts tokens at times, and so is ignored."""
+
+    def check(times):
+        parser.reject_returning_positions(times, times, None, 0, "times", "this")
+
     check(F([0, 0.5, 0.5, 7]))
     with pytest.raises(ValueError, match="times must not return .* pass this"):
         check(F([0, 0.5, 0.25, 0.5]))

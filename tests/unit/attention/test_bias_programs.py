@@ -1,8 +1,9 @@
-"""How a kernel computes a bias of positions: `bias_programs.plan` chooses the cheapest program that has its values.
+"""How a kernel computes a bias of positions: `bias_programs.plan` chooses the program.
 
-- "linear" is a number times |i − j|; "table" and "near" look up differences; "steps" are operations on scores.
-- A program has the values of its bias, and its pullback those of its derivative, or it has none.
-- What a kernel cannot compute raises, and says what to use instead.
+- The kind "linear" is a number times |i − j|; "table" and "near" look up i − j, "near" in a table of differences that
+  are small; "steps" are elementwise operations.
+- A program has the values of its bias. Its pullback has the derivatives of its bias, or the program has no pullback.
+- A bias that a kernel cannot compute raises; the error says what to use instead.
 """
 
 import functools
@@ -19,9 +20,9 @@ from helpers.slow import slow
 from posenc_jax._attention.hopper import bias_programs
 from posenc_jax._attention.hopper.bias_programs import Constant
 
-HEADS, COUNTS, PADDED = 3, (6, 9), (8, 12)
-AT, THERE = (np.arange(n, dtype=np.int32) for n in COUNTS)
-FAR = (AT * 400 - 900).astype(np.int32), (THERE * 300 - 1200).astype(np.int32)
+HEADS, COUNTS, PADDED = 3, (6, 9), (8, 12)  # numbers of queries and keys, and with padding
+QUERY_AT, KEY_AT = (np.arange(n, dtype=np.int32) for n in COUNTS)
+FAR = (QUERY_AT * 400 - 900).astype(np.int32), (KEY_AT * 300 - 1200).astype(np.int32)
 RNG = np.random.default_rng(0)
 NUMBERS, TABLE = np.float32([0.5, 1.0, 2.0]), RNG.normal(size=(32, HEADS)).astype(np.float32)
 PER_HEAD, ROW = NUMBERS[:, None, None], jnp.asarray(TABLE[:6, 0])
@@ -41,16 +42,18 @@ def total(i, j):
 
 
 def selected(i, j):
-    """The distance, as a selection."""
+    """The distance |i − j|, written as a selection."""
     return jnp.where(i[:, None] < j[None], j[None] - i[:, None], difference(i, j))[None]
 
 
 def of_numbers(count):
+    """A bias that reads this many numbers for each head."""
     numbers = [jnp.asarray(PER_HEAD) + n for n in range(count)]
     return lambda i, j: sum(jnp.tanh(x * total(i, j)) for x in numbers)
 
 
-# A bias, the kind of its program if positions are counted, and if they are given, the kind or the number of steps
+# A bias; the kind of its program if positions are counted from 0; and for positions that the caller gives, the number
+# of the program's steps, or its kind.
 BIASES = {
     "ALiBi": (lambda i, j: pe.alibi(i, j, HEADS), "linear", 8),
     "ALiBi by selection": (lambda i, j: -PER_HEAD * selected(i, j).astype(jnp.float32), "linear", 6),
@@ -74,7 +77,7 @@ BIASES = {
 
 
 def evaluated(steps, values):
-    """The values that are given, and those of the steps; the positions are the first two."""
+    """The values of all steps, behind the given values, which begin with the positions of queries and keys."""
     values, apart = list(values), (values[0] - values[1]).astype(jnp.float32)
     for operation, inputs, parameters in steps:
         read = [jnp.full(apart.shape, x.value, x.dtype) if isinstance(x, Constant) else values[x] for x in inputs]
@@ -83,20 +86,20 @@ def evaluated(steps, values):
     return values
 
 
-def planned(traced, bias):
-    """Its operands and its program."""
+def planned(evaluate, bias):
+    """The operands and the program of a bias; `evaluate` traces the function that plans, and returns the operands."""
     programs = []
 
-    def operands():
-        program, found = bias_programs.plan(bias, HEADS, 1, COUNTS, PADDED)
+    def plan():
+        program, operands = bias_programs.plan(bias, HEADS, 1, COUNTS, PADDED)
         programs.append(program)
-        return found
+        return operands
 
-    return traced(operands)(), *programs
+    return evaluate(plan), *programs
 
 
 def computed(program, operands, i, j, head):
-    """The bias of one head by its program, for positions of one shape."""
+    """The bias of one head as its program computes it, for i and j of one shape."""
     if program.kind == "table":
         return operands[0][head][i - j + PADDED[1]]
     if program.kind == "near":
@@ -110,9 +113,9 @@ def computed(program, operands, i, j, head):
 
 @pytest.mark.parametrize("name", BIASES)
 def test_a_program_has_the_values_of_its_bias(name):
-    """Of counted positions, and of positions that are given."""
+    """For positions that are counted from 0 (`counts`), and for positions that the caller gives (no counts)."""
     bias, kind, steps = BIASES[name]
-    programs, cases = [], [(COUNTS, (AT, THERE)), (None, (AT, THERE)), (None, FAR)]
+    programs, cases = [], [(COUNTS, (QUERY_AT, KEY_AT)), (None, (QUERY_AT, KEY_AT)), (None, FAR)]
 
     def both():
         for counts, (i, j) in cases:
@@ -125,7 +128,10 @@ def test_a_program_has_the_values_of_its_bias(name):
     results = jax.jit(lambda: [*both()])()
     for program, (counts, _), (got, want) in zip(programs, cases, results, strict=True):
         assert hash(program) is not None
-        assert steps in (program.kind, len(program.steps)) if counts is None else program.kind == kind
+        if counts is None:
+            assert steps in (program.kind, len(program.steps))
+        else:
+            assert program.kind == kind
         bound = 0 if program.kind in ("table", "near") else 1e-6 * np.maximum(1, np.abs(want))
         assert_within(got, want, bound, against=f"the bias, counts {counts}")
 
@@ -140,7 +146,7 @@ def curved(i, j, size, rate, power):
     return jnp.where(difference(i, j) > 0, near, rate * x**power) - jnp.maximum(size, x) * jnp.exp(-rate * x)
 
 
-PULLBACKS = {
+PULLBACKS = {  # a bias of positions and learned arrays, and the number of these arrays
     "ALiBi": (pe.alibi, 1),
     "KERPLE, logarithm": (pe.kerple_log, 2),
     "curved": (lambda i, j, *x: curved(i, j, *(a[:, None, None] for a in x)), 3),
@@ -154,12 +160,18 @@ PULLBACKS = {
     [*[(name, name != "curved") for name in PULLBACKS], ("KERPLE, logarithm", False), slow("ALiBi", False)],
 )
 def test_a_pullback_is_that_of_the_bias(name, counted):
-    of, count = PULLBACKS[name]
+    """From ds, the cotangents of scores: the cotangents of the learned arrays."""
+    function, count = PULLBACKS[name]
     learned = [NUMBERS / (n + 2) for n in range(count)]
     ds, programs = RNG.normal(size=(HEADS, *COUNTS)).astype(np.float32), []
 
+    def wanted(*learned):
+        """The cotangents by JAX's derivative of the bias itself."""
+        bias = lambda *learned: jnp.broadcast_to(function(QUERY_AT, KEY_AT, *learned), ds.shape)  # noqa: E731
+        return jax.vjp(bias, *learned)[1](ds)
+
     def operands(*learned):
-        bias = lambda i, j: of(i, j, *learned)  # noqa: E731
+        bias = lambda i, j: function(i, j, *learned)  # noqa: E731
         program, operands = bias_programs.plan(bias, HEADS, 1, COUNTS if counted else None, PADDED)
         programs.append(program)
         return operands
@@ -167,12 +179,12 @@ def test_a_pullback_is_that_of_the_bias(name, counted):
     @jax.jit
     def both(*learned):
         (numbers,), pull = jax.vjp(operands, *learned)
-        tile, program = [jnp.asarray(x) for x in np.broadcast_arrays(AT[:, None], THERE[None])], programs[0]
-        if program.kind == "table":  # its cotangent is a sum along diagonals
+        tile, program = [jnp.asarray(x) for x in np.broadcast_arrays(QUERY_AT[:, None], KEY_AT[None])], programs[0]
+        if program.kind == "table":  # the cotangent of an entry is the sum of ds along a diagonal
             index = tile[0] - tile[1] + PADDED[1]
             of_table = jnp.stack([jnp.zeros(sum(PADDED), jnp.float32).at[index].add(x) for x in ds])
             return pull((of_table,)), wanted(*learned)
-        rows = []
+        cotangents = []  # for each head, of each number that the program reads
         for head in range(HEADS):
             if program.kind == "linear":
                 per_score = [ds[head] * abs(tile[0] - tile[1]).astype(np.float32)]
@@ -180,18 +192,15 @@ def test_a_pullback_is_that_of_the_bias(name, counted):
                 steps, indices = program.pullback
                 values = evaluated(steps, [*tile, *(jnp.full(COUNTS, x) for x in numbers[:, head]), ds[head]])
                 per_score = [values[index] for index in indices]
-            rows.append(jnp.stack([jnp.sum(x) for x in per_score]))
-        return pull((jnp.stack(rows, 1),)), wanted(*learned)
-
-    def wanted(*learned):
-        return jax.vjp(lambda *learned: jnp.broadcast_to(of(AT, THERE, *learned), ds.shape), *learned)[1](ds)
+            cotangents.append(jnp.stack([jnp.sum(x) for x in per_score]))
+        return pull((jnp.stack(cotangents, 1),)), wanted(*learned)
 
     got, want = both(*learned)
     assert_within(got, want, 1e-5 * np.maximum(1, np.abs(want)), against="the bias")
 
 
 def doubled(x):
-    """Its derivative is not that of its operation."""
+    """2 · x, with a custom derivative of 5."""
     twice = jax.custom_jvp(lambda x: 2 * x)
     twice.defjvp(lambda primals, tangents: (2 * primals[0], 5 * tangents[0]))
     return twice(x)
@@ -206,7 +215,7 @@ def doubled(x):
     ],
 )
 def test_no_pullback_where_a_derivative_is_not_that_of_the_operations(bias, kind):
-    numbers, program = planned(lambda f: lambda: jax.eval_shape(f), bias)
+    numbers, program = planned(jax.eval_shape, bias)
     assert program.kind == kind and numbers and program.pullback is None
 
 
@@ -231,10 +240,10 @@ def test_what_a_kernel_cannot_compute_raises(bias, message):
     assert "use implementation='xla'" in str(caught.value)
 
 
-def test_of_the_branches_of_platforms_that_of_a_gpu_is_taken():
-    """Of `lax.platform_dependent`, the one for CUDA or the default."""
-    one, two = (lambda x, y=y: x * y for y in (np.float32(1), np.float32(2)))
-    for branches in ({"cuda": two, "default": one}, {"cpu": one, "default": two}):
+def test_of_a_platform_dependent_bias_the_branch_for_cuda_is_taken():
+    """`lax.platform_dependent` takes the default if there is no branch for CUDA."""
+    once, twice = (functools.partial(jnp.multiply, np.float32(n)) for n in (1, 2))
+    for branches in ({"cuda": twice, "default": once}, {"cpu": once, "default": twice}):
         bias = lambda i, j: lax.platform_dependent(distance(i, j).astype(jnp.float32), **branches)  # noqa: B023, E731
-        (numbers,), program = planned(jax.jit, bias)
+        (numbers,), program = planned(lambda plan: jax.jit(plan)(), bias)
         assert program.kind == "linear" and np.all(np.asarray(numbers) == 2)

@@ -1,9 +1,9 @@
-"""Modules of NNX and of Linen: each is a function of the library with its settings, and with parameters to be learned.
+"""Modules of NNX and of Linen: each computes a function of the library, with settings and learned parameters.
 
-- A module is its function, bit for bit the same in both stacks.
-- Parameters have the names, shapes and dtypes of this table, begin as papers and authors' code have it, take
-  initialisers and metadata, and all of them learn. What is not learned is no parameter.
-- Settings are values: equal settings make equal modules, which compile once. Wrong ones raise, and are named.
+- A module computes its function. Both stacks have the same bits.
+- Parameters have the names, shapes and dtypes of the table below. They begin as papers and authors' code have it, take
+  initialisers and metadata, and have gradients. An array that is not learned is no parameter.
+- Modules are equal if their settings are, so that JAX compiles them once. Wrong settings raise; errors name them.
 """
 
 import dataclasses
@@ -30,31 +30,32 @@ from helpers.modules import drawn
 from helpers.slow import slow
 from oracles.biases import softplus, twice_sigmoid
 
-KEY = np.uint32([0, 0])
+RNG_KEY = np.uint32([0, 0])
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 5, 8)).astype(np.float32)
-AT = np.array([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
+POSITIONS = np.array([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
 HEADS = RNG.normal(size=(2, 5, 3, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 QUERIES = np.array([[3, 4, 5], [2_000_000_000, 7, 0]], np.int32)
 KEYS = np.array([0, 1, 5, 900, 2_000_000_001], np.int32)
+# Positions of queries and keys; and with the vectors of both.
 FAR, NEAR = (QUERIES, KEYS), (np.arange(3, 7), np.arange(-1, 39))
 CONTENT = *FAR, *(RNG.normal(size=(*x.shape, 3, 4)).astype(np.float32) for x in FAR)
 TIMES = np.float32([[0, 0.5], [999, 3]])
 GRID = np.indices((2, 3, 4), np.int32).reshape(3, -1).T
 TOKENS = np.pad(GRID, ((1, 0), (0, 0)), constant_values=-1)  # a class token, then the grid
-INDICES = np.arange(25).reshape(5, 5), np.arange(25)
+INDICES = np.arange(25).reshape(5, 5), np.arange(25)  # of queries and keys, into TOKENS
 
 
 class Row(NamedTuple):
-    """A module with settings, a call of it, what that must equal, and the shapes of its parameters."""
+    """A module with settings, the arrays of a call, the function that the call must equal, and parameters' shapes."""
 
     name: str
     settings: dict[str, Any]
     arrays: tuple[Any, ...]
-    function: Callable[..., Any]  # of the parameters, the arrays and, by name, the settings
+    function: Callable[..., Any]  # takes the parameters, the arrays and, by name, the settings
     shapes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
-    collection: str = "params"  # of Linen
-    is_slow: bool = False  # other default cases find what this row does
+    collection: str = "params"  # in Linen
+    is_slow: bool = False  # faults that this row finds, a default row finds too
 
     def of_nnx(self, **more: Any) -> Any:
         rngs = {"rngs": nnx.Rngs(0)} if self.shapes else {}
@@ -62,6 +63,9 @@ class Row(NamedTuple):
 
     def of_linen(self, **more: Any) -> Any:
         return getattr(linen, self.name)(**self.settings, **more)
+
+
+# The functions of rows: from the parameters p, the library's function with explicit arrays.
 
 
 def add_learned(p, x, positions=None, *, num_embeddings, features, **settings):
@@ -81,7 +85,7 @@ def relative(p, *at, window, num_heads, class_token=False, **settings):
     return pe.relative_position_bias(*at, p["embedding"], prefix=p.get("prefix"), **settings)
 
 
-def of_indices(p, queries, keys, *, flat, class_token=False, **settings):
+def relative_of_indices(p, queries, keys, *, flat, class_token=False, **settings):
     tokens = jnp.asarray(TOKENS if class_token else GRID)
     return relative(p, tokens[queries], tokens[keys], **settings)
 
@@ -106,29 +110,40 @@ def fourier(p, x, *, in_features, num_features, scale, learned=False, **settings
     return pe.fourier_features(x, p["matrix"], **settings)
 
 
-FREE = {"free_r1": (3,), "free_r2": (3,)}
+R1_AND_R2 = {"free_r1": (3,), "free_r2": (3,)}
 MLP = {"kernel1": (1, 8), "bias1": (8,), "kernel2": (8, 3), "bias2": (3,), "free_c": (), "free_multiplier": ()}
-WAVES = {"flip_sin_to_cos": True, "downscale_freq_shift": 0, "scale": 3.0, "max_period": 50.0, "dtype": jnp.bfloat16}
-ENDS = pe.geometric(8, 77.0, endpoint=True)
-PARTIAL = {"frequencies": pe.yarn(4, 99.0, 2.0, 64), "layout": "interleaved", "part": "last"}
-sinusoidal, rotary, timestep = (
-    lambda p, *at, f=f, **settings: f(*at, **settings) for f in (pe.add_sinusoidal, pe.rotary, pe.timestep_embedding)
-)
+TIMESTEP_SETTINGS = {
+    "flip_sin_to_cos": True,
+    "downscale_freq_shift": 0,
+    "scale": 3.0,
+    "max_period": 50.0,
+    "dtype": jnp.bfloat16,
+}
+ENDPOINT = pe.geometric(8, 77.0, endpoint=True)
+LAST_FEATURES = {"frequencies": pe.yarn(4, 99.0, 2.0, 64), "layout": "interleaved", "part": "last"}
+
+
+def without_parameters(function):
+    """This function of the library as the function of a row."""
+    return lambda p, *arrays, **settings: function(*arrays, **settings)
+
+
+sinusoidal, rotary, timestep = map(without_parameters, (pe.add_sinusoidal, pe.rotary, pe.timestep_embedding))
 ROWS = [
     Row("SinusoidalEncoding", {"frequencies": 8}, (X,), sinusoidal),
-    Row("SinusoidalEncoding", {"frequencies": ENDS, "layout": "half", "scale": 1.7}, (X, AT), sinusoidal),
-    Row("LearnedEncoding", {"num_embeddings": 16, "features": 8}, (X, AT), add_learned, {"embedding": (16, 8)}),
+    Row("SinusoidalEncoding", {"frequencies": ENDPOINT, "layout": "half", "scale": 1.7}, (X, POSITIONS), sinusoidal),
+    Row("LearnedEncoding", {"num_embeddings": 16, "features": 8}, (X, POSITIONS), add_learned, {"embedding": (16, 8)}),
     Row(
         "LearnedEncoding",
         {"num_embeddings": 4, "features": 8, "out_of_range": "zeros", "scale": 0.3},
-        (X, AT),
+        (X, POSITIONS),
         add_learned,
         {"embedding": (4, 8)},
     ),
     Row("RotaryEncoding", {"frequencies": 8, "head_axis": -2}, (HEADS,), rotary, is_slow=True),
-    Row("RotaryEncoding", {"frequencies": 8, "head_axis": None}, (X, AT), rotary),
-    Row("RotaryEncoding", PARTIAL | {"head_axis": -2}, (HEADS, AT), rotary),
-    Row("RotaryEncoding", {"frequencies": 8, "head_axis": (-3, -2)}, (HEADS[:, :, None], AT), rotary),
+    Row("RotaryEncoding", {"frequencies": 8, "head_axis": None}, (X, POSITIONS), rotary),
+    Row("RotaryEncoding", LAST_FEATURES | {"head_axis": -2}, (HEADS, POSITIONS), rotary),
+    Row("RotaryEncoding", {"frequencies": 8, "head_axis": (-3, -2)}, (HEADS[:, :, None], POSITIONS), rotary),
     Row(
         "PoPE",
         {"num_heads": 3, "frequencies": 16, "head_axis": -2},
@@ -167,7 +182,7 @@ ROWS = [
         {"matrix": (2, 5)},
     ),
     Row("TimestepEmbedding", {"dim": 9}, (TIMES,), timestep),
-    Row("TimestepEmbedding", {"dim": 9} | WAVES, (TIMES,), timestep),
+    Row("TimestepEmbedding", {"dim": 9} | TIMESTEP_SETTINGS, (TIMES,), timestep),
     Row("ALiBi", {"num_heads": 6}, FAR, lambda p, i, j, num_heads: pe.alibi(i, j, num_heads)),
     Row("T5Bias", {"num_heads": 3}, FAR, t5, {"embedding": (32, 3)}, is_slow=True),
     Row(
@@ -177,8 +192,8 @@ ROWS = [
         t5,
         {"embedding": (8, 3)},
     ),
-    Row("KERPLE", {"num_heads": 3}, FAR, kerple, FREE),
-    Row("KERPLE", {"num_heads": 3, "variant": "power"}, NEAR, kerple, FREE),
+    Row("KERPLE", {"num_heads": 3}, FAR, kerple, R1_AND_R2),
+    Row("KERPLE", {"num_heads": 3, "variant": "power"}, NEAR, kerple, R1_AND_R2),
     Row("FIRE", {"num_heads": 3, "hidden": 8, "threshold": 30.0}, FAR, fire, MLP),
     Row(
         "RelativePositionBias",
@@ -199,14 +214,14 @@ ROWS = [
         "RelativePositionBias",
         {"window": (2, 3, 4), "num_heads": 2, "flat": True, "class_token": True},
         INDICES,
-        of_indices,
+        relative_of_indices,
         {"embedding": (3, 5, 7, 2), "prefix": (3, 2)},
     ),
     Row(
         "RelativePositionBias",
         {"window": (2, 3, 4), "num_heads": 2, "flat": True},
         (np.arange(24).reshape(2, 12), np.arange(24)),
-        of_indices,
+        relative_of_indices,
         {"embedding": (3, 5, 7, 2)},
     ),
     Row(
@@ -232,11 +247,12 @@ ROWS = [
         is_slow=True,
     ),
 ]
-FIRST_ROWS = {row.name: row for row in reversed(ROWS)}
+FIRST_ROWS = {row.name: row for row in reversed(ROWS)}  # the first row of each module
 LEARNED = [row for row in ROWS if row.shapes and row.collection == "params"]
 
 
 def each(rows):
+    """Parametrizes a test by rows."""
     return pytest.mark.parametrize("row", rows, ids=lambda row: f"{row.name} {ROWS.index(row)}")
 
 
@@ -246,22 +262,22 @@ def types(tree):
 
 @each([slow(row) if row.is_slow else row for row in ROWS])
 def test_is_the_function_and_learns_in_both_stacks(row):
-    """Values of the row's arrays, and derivatives by all parameters, of nearer positions where the row's are far."""
+    """Values are of the row's arrays. Gradients by all parameters are of NEAR where the row's positions are FAR."""
     graphdef, state = nnx.split(drawn(row.of_nnx, RNG))
-    same, p = row.of_linen(), nnx.to_pure_dict(state)
+    linen_module, p = row.of_linen(), nnx.to_pure_dict(state)
     loss = lambda y: sum(jnp.sum(jnp.sin(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(y))  # noqa: E731
 
     @jax.jit
     def compute(state, p_of_linen, arrays, near):
-        apply = lambda p, arrays: same.apply({row.collection: p}, *arrays)  # noqa: E731
+        apply = lambda p, arrays: linen_module.apply({row.collection: p}, *arrays)  # noqa: E731
         merged = nnx.merge(graphdef, state)
         values = merged(*arrays), apply(p_of_linen, arrays), row.function(p, *arrays, **row.settings)
         if row not in LEARNED:
             return values, None
-        slopes = nnx.grad(lambda m: loss(m(*near)))(merged), jax.grad(lambda p: loss(apply(p, near)))(p_of_linen)
-        return values, (nnx.to_pure_dict(slopes[0]), slopes[1])
+        of_nnx = nnx.grad(lambda m: loss(m(*near)))(merged)
+        return values, (nnx.to_pure_dict(of_nnx), jax.grad(lambda p: loss(apply(p, near)))(p_of_linen))
 
-    values, slopes = jax.device_get(compute(state, p, row.arrays, NEAR if row.arrays is FAR else row.arrays))
+    values, gradients = jax.device_get(compute(state, p, row.arrays, NEAR if row.arrays is FAR else row.arrays))
     for got, of_linen, want in zip(*map(jax.tree.leaves, values), strict=True):
         assert got.dtype == of_linen.dtype == want.dtype
         np.testing.assert_array_equal(of_linen, got)
@@ -270,7 +286,7 @@ def test_is_the_function_and_learns_in_both_stacks(row):
         assert_within(got, want, bound, against="the function")
     if row not in LEARNED:
         return
-    got, want = slopes
+    got, want = gradients
     assert set(got) == set(row.shapes)
     for name in row.shapes:
         assert np.all(np.isfinite(got[name])) and np.any(got[name]), name
@@ -284,8 +300,8 @@ def test_parameters_have_the_names_shapes_and_dtypes_of_the_table(row):
         want = {name: (shape, np.dtype(more.get("param_dtype", np.float32))) for name, shape in row.shapes.items()}
         assert types(nnx.to_pure_dict(nnx.state(module))) == want
         assert set(nnx.to_pure_dict(nnx.state(module, nnx.Param))) == set(want if row.collection == "params" else ())
-        begun = jax.eval_shape(row.of_linen(**more).init, KEY, *row.arrays)
-        assert types(begun) == ({row.collection: want} if want else {})
+        variables = jax.eval_shape(row.of_linen(**more).init, RNG_KEY, *row.arrays)
+        assert types(variables) == ({row.collection: want} if want else {})
 
 
 def test_equal_settings_make_equal_modules_and_others_do_not():
@@ -305,15 +321,18 @@ NORMAL, TENTHS = NormalDist(), np.linspace(0.1, 0.9, 9)
 
 
 def uniform(low, high):
+    """The ends and the tenths of a uniform distribution."""
     return low, high, low + TENTHS * (high - low)
 
 
 def normal(deviation):
+    """The tenths of a normal distribution, which has no ends."""
     return None, None, [deviation * NORMAL.inv_cdf(q) for q in TENTHS]
 
 
 SMALL = normal(0.02)
-BEGIN = {  # settings that make many parameters, and of each the distribution of what a function makes of it
+# Settings that make many parameters; and for each parameter a function, and the distribution of its values.
+INITIAL = {
     "LearnedEncoding": ({"num_embeddings": 99_999}, {"embedding": (np.asarray, SMALL)}),
     "PoPE": ({}, {"phase": (np.asarray, uniform(0, 0))}),
     "FourierFeatures": ({"num_features": 99_999}, {"matrix": (np.asarray, normal(10))}),
@@ -343,35 +362,38 @@ BEGIN = {  # settings that make many parameters, and of each the distribution of
 }
 
 
-# The next test has the default initialiser of the slow ones, to the last bits.
-@pytest.mark.parametrize("name", [slow(name) if name in ("LearnedEncoding", "ContentBias") else name for name in BEGIN])
+# The next test has the initialisers of the slow cases, nearly to the last bit.
+@pytest.mark.parametrize(
+    "name", [slow(name) if name in ("LearnedEncoding", "ContentBias") else name for name in INITIAL]
+)
 def test_parameters_begin_as_authors_have_it(name):
-    settings, distributions = BEGIN[name]
+    settings, distributions = INITIAL[name]
     row = FIRST_ROWS[name.split()[0]]
     row = row._replace(settings=row.settings | settings)
     of_nnx = lambda: nnx.to_pure_dict(nnx.state(row.of_nnx()))  # noqa: E731
-    of_linen = lambda: row.of_linen().init(KEY, *row.arrays)[row.collection]  # noqa: E731
+    of_linen = lambda: row.of_linen().init(RNG_KEY, *row.arrays)[row.collection]  # noqa: E731
     for stack, found in jax.device_get(jax.jit(lambda: {"NNX": of_nnx(), "Linen": of_linen()})()).items():
         assert set(found) == set(distributions)
         for parameter, (function, (low, high, tenths)) in distributions.items():
-            values, told = function(np.float64(found[parameter])), f"{parameter}, {stack}"
+            values, label = function(np.float64(found[parameter])), f"{parameter}, {stack}"
             spread = tenths[-1] - tenths[0]
-            assert_within(np.quantile(values, TENTHS), tenths, 2 * values.size**-0.5 * spread + 1e-6, against=told)
+            assert_within(np.quantile(values, TENTHS), tenths, 2 * values.size**-0.5 * spread + 1e-6, against=label)
             if low is not None:
                 ends = [values.min(), values.max()]
-                assert_within(ends, [low, high], 8 / values.size * spread + 1e-6, against=f"the ends of {told}")
+                assert_within(ends, [low, high], 8 / values.size * spread + 1e-6, against=f"the ends of {label}")
         largest = [np.argmax(x) for x in found.values() if x.size > 1]
-        assert len({*largest}) == len(largest), stack  # no two are drawn by one key
+        assert len({*largest}) == len(largest), stack  # no two parameters are drawn by one key
 
 
-def test_tables_begin_with_a_deviation_of_a_fiftieth():
-    assert jax.eval_shape(lambda: linen.FIRE.bias_init(KEY, (2,))).dtype == np.float32
+def test_tables_begin_with_a_standard_deviation_of_a_fiftieth():
+    """All initialisers of tables draw `jax.random.normal` times 0.02."""
+    assert jax.eval_shape(lambda: linen.FIRE.bias_init(RNG_KEY, (2,))).dtype == np.float32
     inits = {}
     for name in ("LearnedEncoding", "RelativePositionBias", "ContentBias"):
         inits[name, "Linen"] = getattr(linen, name).embedding_init
         of_nnx = inspect.signature(getattr(nnx_modules, name).__init__).parameters
         inits[name, "NNX"] = of_nnx["embedding_init"].default
-    draw = jax.jit(lambda: [init(KEY, (64,), jnp.float32) for init in (jax.random.normal, *inits.values())])
+    draw = jax.jit(lambda: [init(RNG_KEY, (64,), jnp.float32) for init in (jax.random.normal, *inits.values())])
     normals, *found = jax.device_get(draw())
     want = 0.02 * normals
     for each, got in zip(inits, found, strict=True):
@@ -379,7 +401,8 @@ def test_tables_begin_with_a_deviation_of_a_fiftieth():
 
 
 EMBEDDING = {"embedding": ("embedding_init", "embedding_metadata")}
-GIVEN = {  # of each parameter, the settings that initialise it and that hold its metadata in NNX
+# For each parameter, the setting that is its initialiser, and the setting of NNX that is its metadata.
+INIT_AND_METADATA = {
     "LearnedEncoding": EMBEDDING,
     "PoPE": {"phase": ("phase_init", "phase_metadata")},
     "FourierFeatures": {"matrix": (None, "matrix_metadata")},
@@ -391,19 +414,23 @@ GIVEN = {  # of each parameter, the settings that initialise it and that hold it
 }
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", INIT_AND_METADATA)
 def test_initialisers_and_metadata_reach_their_parameters(name):
+    """Each initialiser has a number of its own, and each parameter the name of its metadata as its role.
+
+    Initialisers of Linen carry metadata themselves, here a partitioning that has the initialiser's name.
+    """
     row = FIRST_ROWS[name]
-    row = row._replace(settings=row.settings | ({"class_token": True} if "prefix" in GIVEN[name] else {}))
-    inits = sorted({init for init, _ in GIVEN[name].values() if init})
+    row = row._replace(settings=row.settings | ({"class_token": True} if "prefix" in INIT_AND_METADATA[name] else {}))
+    inits = sorted({init for init, _ in INIT_AND_METADATA[name].values() if init})
     constants = {init: lambda key, shape, dtype, i=i: np.full(shape, i, dtype) for i, init in enumerate(inits)}
-    roles = {metadata: {"role": metadata} for _, metadata in GIVEN[name].values()}
-    boxed = {init: lambda *at, init=init: nn.with_partitioning(constants[init], (init,))(*at) for init in inits}
-    specs = nn.get_partition_spec(jax.eval_shape(row.of_linen(**boxed).init, KEY, *row.arrays))
+    roles = {metadata: {"role": metadata} for _, metadata in INIT_AND_METADATA[name].values()}
+    partitioned = {init: nn.with_partitioning(constants[init], (init,)) for init in inits}
+    specs = nn.get_partition_spec(jax.eval_shape(row.of_linen(**partitioned).init, RNG_KEY, *row.arrays))
 
     def check():
         module = row.of_nnx(**constants, **roles)
-        for parameter, (init, metadata) in GIVEN[name].items():
+        for parameter, (init, metadata) in INIT_AND_METADATA[name].items():
             assert getattr(module, parameter).role == metadata
             if init:
                 np.testing.assert_array_equal(getattr(module, parameter)[...], inits.index(init))
@@ -412,7 +439,7 @@ def test_initialisers_and_metadata_reach_their_parameters(name):
     jax.eval_shape(check)
 
 
-# What a module has beyond its function.
+# Features of modules beyond their functions.
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
@@ -427,29 +454,33 @@ def test_the_table_of_sinusoids_is_that_of_positions_from_zero(layout):
 
 
 def test_the_phase_of_pope_acts_clipped_and_learns_at_the_ends():
-    """With a derivative of 1 at both ends, as in PyTorch: phases begin at the end, 0."""
+    """The phase is clipped to [−2π, 0]. The derivative of clipping is 1 at both ends, since phases begin at 0."""
     phase = np.float32([[-2 * np.pi, -7, -1, -6, -2, -3, 0, 0.5]] * 3)
     module = nnx_modules.PoPE(3, 16, head_axis=-2, phase_init=lambda *_: phase, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(module)
 
     @jax.jit
-    def both(state):
-        loss = lambda pair: jnp.sum(jnp.sin(pair[1]))  # noqa: E731
-        gradient = nnx.grad(lambda m: loss(m(HEADS, HEADS, AT, key_positions=AT + 2)))(nnx.merge(graphdef, state))
-        clipped = np.clip(phase, np.float32(-2 * np.pi), 0)
-        key = lambda phase: (None, pe.pope(HEADS, AT + 2, 16, head_axis=-2, phase=phase))  # noqa: E731
-        pairs = nnx.merge(graphdef, state)(HEADS, HEADS, AT, key_positions=AT + 2)
-        slopes = gradient["phase"][...], jax.grad(lambda phase: loss(key(phase)))(clipped)
+    def compute(state):
+        loss = lambda key: jnp.sum(jnp.sin(key))  # noqa: E731
+        call = lambda m: m(HEADS, HEADS, POSITIONS, key_positions=POSITIONS + 2)  # noqa: E731
+        of_nnx = call(nnx.merge(graphdef, state))
+        gradient = nnx.grad(lambda m: loss(call(m)[1]))(nnx.merge(graphdef, state))["phase"][...]
         variables = {"params": {"phase": phase}}
-        of_linen = linen.PoPE(3, 16, head_axis=-2).apply(variables, HEADS, HEADS, AT, key_positions=AT + 2)
-        return *slopes, pairs, (pe.pope(HEADS, AT, 16, head_axis=-2), key(clipped)[1]), of_linen
+        of_linen = linen.PoPE(3, 16, head_axis=-2).apply(
+            variables, HEADS, HEADS, POSITIONS, key_positions=POSITIONS + 2
+        )
+        rotated_key = lambda phase: pe.pope(HEADS, POSITIONS + 2, 16, head_axis=-2, phase=phase)  # noqa: E731
+        clipped = np.clip(phase, np.float32(-2 * np.pi), 0)
+        want = pe.pope(HEADS, POSITIONS, 16, head_axis=-2), rotated_key(clipped)
+        return of_nnx, of_linen, want, gradient, jax.grad(lambda phase: loss(rotated_key(phase)))(clipped)
 
-    got, want, (query, key), (want_query, want_key), of_linen = both(state)
-    inside = np.float32([1, 0, 1, 1, 1, 1, 1, 0])
-    assert_within(got, np.asarray(want) * inside, 1e-6, against="the derivative by the phase, and 0 beyond its ends")
-    np.testing.assert_array_equal(key, want_key)
+    (query, key), (_, key_of_linen), (want_query, want_key), gradient, want_gradient = compute(state)
     np.testing.assert_array_equal(query, want_query)
-    np.testing.assert_array_equal(of_linen[1], want_key)
+    np.testing.assert_array_equal(key, want_key)
+    np.testing.assert_array_equal(key_of_linen, want_key)
+    inside = np.float32([1, 0, 1, 1, 1, 1, 1, 0])  # −7 and 0.5 are beyond the ends
+    against = "the derivative by the phase, and 0 beyond its ends"
+    assert_within(gradient, np.asarray(want_gradient) * inside, 1e-6, against=against)
 
 
 @pytest.mark.parametrize(
@@ -463,15 +494,15 @@ def test_the_phase_of_pope_acts_clipped_and_learns_at_the_ends():
     ids=lambda x: type(x).__name__,
 )
 def test_linen_initialises_with_one_token_whose_position_is_not_given(module, x):
-    """As models do; a call must give it, and so must coordinates."""
+    """Models initialise so. A call with one token must give its position; so must initialisation with coordinates."""
     one = x[..., :1, :] if x.ndim == 3 else x[..., :1, :, :]
-    variables = jax.eval_shape(module.init, KEY, one)
+    variables = jax.eval_shape(module.init, RNG_KEY, one)
     with pytest.raises(ValueError, match="positions must be given"):
         jax.eval_shape(module.apply, variables, one)
     jax.eval_shape(module.apply, variables, x)
     if not variables:
         with pytest.raises(ValueError, match="positions must be given"):
-            jax.eval_shape(module.clone(frequencies=pe.axial(8, 2)).init, KEY, one)
+            jax.eval_shape(module.clone(frequencies=pe.axial(8, 2)).init, RNG_KEY, one)
 
 
 @pytest.mark.skipif(not hasattr(nnx, "RoPE"), reason="this Flax has no nnx.RoPE (0.12.9 has)")
@@ -487,7 +518,8 @@ SIZE = [(0, ValueError, "must be at least 1"), (2.0, TypeError, "must be an inte
 SCALE = [(0, ValueError, "must be positive"), (np.ones(2), TypeError, "must be a number")]
 SIZES = "num_embeddings features num_heads num_buckets hidden in_features num_features num_rows head_dim"
 ONES = jax.device_put(np.ones(4))
-BAD = {  # what each setting of any module rejects
+# For each setting of any module: a value that it rejects, the error, and the constraint in the message.
+REJECTED = {
     "frequencies": [
         (-1, ValueError, "must be at least 0"),
         (ONES, TypeError, "must be .* got an array"),
@@ -508,14 +540,15 @@ BAD = {  # what each setting of any module rejects
     **dict.fromkeys("layout part out_of_range variant source".split(), [("x", ValueError, "must be one of")]),
     **dict.fromkeys("param_dtype dtype".split(), [(int, TypeError, "must be a float dtype")]),
 }
+# A module, its wrong settings, the error, and how the message goes on behind the module's name.
 WRONG = [
     (row.name, {field.name: value}, error, rf"{field.name}\b.*{constraint}")
     for row in FIRST_ROWS.values()
     for field in dataclasses.fields(row.of_linen())
     if field.name not in ("parent", "name", "head_axis", "max_distance") and not field.name.endswith("_init")
-    for value, error, constraint in BAD[field.name]
+    for value, error, constraint in REJECTED[field.name]
 ]
-DISTANT = {"num_rows": 8, "max_distance": 9, "out_of_range": "error"}
+BUCKETS = {"num_rows": 8, "max_distance": 9, "out_of_range": "error"}
 WRONG += [
     ("RotaryEncoding", {"frequencies": 7}, ValueError, "frequencies must have an even dim, got 7"),
     ("PoPE", {"frequencies": 7}, ValueError, "frequencies must have an even dim, got 7"),
@@ -523,16 +556,16 @@ WRONG += [
     ("LearnedEncoding", {"scale": math.inf}, ValueError, "scale must be finite"),
     ("FourierFeatures", {"scale": 0.0}, ValueError, "scale must be positive"),
     ("T5Bias", {"max_distance": 0}, ValueError, "max_distance must be at least 1"),
-    ("ContentBias", DISTANT | {"max_distance": 9.0}, TypeError, "max_distance must be an integer"),
+    ("ContentBias", BUCKETS | {"max_distance": 9.0}, TypeError, "max_distance must be an integer"),
     ("FIRE", {"c": 1e-300}, ValueError, "c must be from"),
     ("FIRE", {"c": 1e-20, "threshold": 1e-20}, ValueError, "c times the threshold must be from"),
     ("ContentBias", {"num_rows": 2**30 + 1}, ValueError, "num_rows must be below 2³⁰, got 1073741825"),
     ("ContentBias", {"scale": 1e39}, ValueError, "scale must fit into float32"),
     ("ContentBias", {"num_rows": 4}, ValueError, "first must be given for a table with an even number of rows"),
-    ("ContentBias", DISTANT | {"num_rows": 4}, ValueError, "table must have an even number of rows"),
-    ("ContentBias", DISTANT | {"max_distance": 3}, ValueError, "max_distance must be above 3"),
-    ("ContentBias", DISTANT | {"first": -4}, ValueError, "first must not be given with max_distance"),
-    ("ContentBias", DISTANT | {"out_of_range": "nearest"}, ValueError, "out_of_range must not be given with max_dist"),
+    ("ContentBias", BUCKETS | {"num_rows": 4}, ValueError, "table must have an even number of rows"),
+    ("ContentBias", BUCKETS | {"max_distance": 3}, ValueError, "max_distance must be above 3"),
+    ("ContentBias", BUCKETS | {"first": -4}, ValueError, "first must not be given with max_distance"),
+    ("ContentBias", BUCKETS | {"out_of_range": "nearest"}, ValueError, "out_of_range must not be given with max_dist"),
 ]
 
 
@@ -546,7 +579,7 @@ def test_wrong_settings_raise_and_are_named(stack, name, settings, error, match)
 
 
 @pytest.mark.parametrize("stack", [nnx_modules, linen], ids=["nnx", "linen"])
-def test_settings_without_a_right_value_for_all_have_no_default(stack):
+def test_settings_that_depend_on_the_model_have_no_default(stack):
     for make, missing in (
         (lambda: stack.RotaryEncoding(8), "head_axis"),
         (lambda: stack.ContentBias(5, 4, scale=1.0), "source"),
@@ -559,23 +592,27 @@ def test_settings_without_a_right_value_for_all_have_no_default(stack):
 
 @each([row for row in LEARNED if row.name in ("T5Bias", "ContentBias", "LearnedEncoding") or "flat" in row.settings])
 def test_calls_raise_what_the_function_raises(row):
-    """NumPy's positions are concrete in a traced function too, as its coordinates are."""
+    """NumPy's positions are concrete in a traced function too, and so is the table of coordinates by index."""
     settings, arrays, match = {
         "T5Bias": ({"num_buckets": 7, "bidirectional": True}, row.arrays, "^t5: .* an even number of rows"),
-        "LearnedEncoding": ({"out_of_range": "error"}, (X, AT + 90), "positions must be from 0 to .*, got 90 to 99"),
+        "LearnedEncoding": (
+            {"out_of_range": "error"},
+            (X, POSITIONS + 90),
+            "positions must be from 0 to .*, got 90 to 99",
+        ),
         "ContentBias": ({"head_dim": 3}, row.arrays, "^content_bias: .* must have shape"),
         "RelativePositionBias": ({}, (INDICES[0] + 9, INDICES[1]), "must differ by .* in coordinate 0"),
     }[row.name]
     row = row._replace(settings=row.settings | settings)
-    for call in (lambda: drawn(row.of_nnx, RNG)(*arrays), lambda: row.of_linen().init(KEY, *arrays)):
+    for call in (lambda: drawn(row.of_nnx, RNG)(*arrays), lambda: row.of_linen().init(RNG_KEY, *arrays)):
         with pytest.raises(ValueError, match=match):
             jax.eval_shape(call)
 
 
 @pytest.mark.parametrize("stack", ["nnx", "linen"])
-def test_flat_positions_are_signed_indices(stack):
+def test_flat_positions_must_be_signed_indices(stack):
     row = next(row for row in ROWS if "flat" in row.settings)
-    module = drawn(row.of_nnx, RNG) if stack == "nnx" else lambda *at: row.of_linen().init(KEY, *at)
+    module = drawn(row.of_nnx, RNG) if stack == "nnx" else lambda *at: row.of_linen().init(RNG_KEY, *at)
     with pytest.raises(ValueError, match="query_positions must be one number for each token, .* got the coordinates"):
         jax.eval_shape(lambda: module(GRID, np.arange(3)))
     with pytest.raises(TypeError, match="key_positions must be an array of signed integers, got uint32"):

@@ -1,10 +1,11 @@
 """`positional_attention`: attention at positions, in both stacks, by Flax's function and by `posenc_jax.attention`.
 
-- It is softmax(rotated query · rotated key / √d + biases) · value where the mask lets see, beside float64.
-- Flax's function gets the bits of `rotary`, the sum of all biases, and whatever else a layer passes.
-- Positions are never guessed: they are given, counted, or the slots of Flax's cache.
-- In a layer, decoding is the whole sequence and a packed document is as if alone; its parameters are the layer's.
-- It is a value without arrays, and names what it rejects.
+- It computes softmax(rotated query · rotated key / √d + biases) · value, over the keys that the mask shows, as float64.
+- Flax's function gets the bits of `rotary`, the sum of all biases, and every other argument that a layer passes.
+- Positions are never guessed: the caller gives them, or they are counted, or they are the slots of Flax's cache.
+- In a layer, decoding step by step equals the whole sequence, and a packed document equals the document alone. The
+  parameters of rotations and biases are among the layer's.
+- The attention_fn is a value: equal settings make equal values. test_what_positional_attention_rejects.py tests errors.
 """
 
 import copy
@@ -35,13 +36,14 @@ from oracles.rotations import rope, rotate_by
 RNG = np.random.default_rng(7)
 Q, K, V = RNG.normal(size=(3, 2, 6, 2, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 X = RNG.normal(size=(2, 6, 16)).astype(np.float32)
-KEY = np.uint32([0, 0])
+RNG_KEY = np.uint32([0, 0])
 STACKS = {"nnx": nnx_modules, "linen": linen}
 BOTH = pytest.mark.parametrize("stack", STACKS)
 TILES = functools.partial(pe.attention, block_size=4)
 SegmentMask = nnx_modules.SegmentMask
 
-COUNTED, MIXED = np.arange(6), np.array([3, 1, 4, 0, 5, 2])  # of the latter, index and position order otherwise
+# Positions, or times, of six tokens.
+COUNTED, MIXED = np.arange(6), np.array([3, 1, 4, 0, 5, 2])
 FAR = np.array([3, 4, 5, 6, 7, 2_000_000_000])
 EACH_ROW = np.array([[0, 1, 2, 3, 4, 5], [9, 8, 7, 3, 1, 12]])
 RESTARTED = np.int32([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 1]])
@@ -50,90 +52,95 @@ ROW_TIMES = np.stack([TIMES, TIMES[::-1] / 3])
 GRID = np.stack([COUNTED // 3, COUNTED % 3], -1)
 SEGMENTS = np.int32([[1, 1, 1, 2, 2, -1], [4, 4, 4, 4, 0, 0]])
 OTHERS = np.int32([[4, 4, 0, 0, 0, 4], [4, 0, 4, 0, 4, 0]])
-REAL = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 1]], bool)  # tokens that are no padding
+NOT_PADDING = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 1, 1]], bool)
+# Masks that differ by query, and by head too; a query sees at least its own key, since Flax averages all otherwise.
 BY_QUERY, BY_HEAD = (RNG.random(shape) < 0.6 for shape in ((2, 1, 6, 6), (1, 2, 6, 6)))
-BY_QUERY, BY_HEAD = (x | np.eye(6, dtype=bool) for x in (BY_QUERY, BY_HEAD))  # Flax averages where nothing is seen
+BY_QUERY, BY_HEAD = (x | np.eye(6, dtype=bool) for x in (BY_QUERY, BY_HEAD))
 CAUSAL = np.tril(np.ones((1, 1, 6, 6), bool))
-OF_HEADS = np.float32(RNG.uniform(0.1, 1, (2, 1, 4)))  # heads, axes, pairs
-AXES = np.concatenate([GRID[:, :1] * [1, 0.01], GRID[:, 1:] * [1, 0.01]], -1)  # angles of `axial`
+FREQUENCIES_OF_HEADS = np.float32(RNG.uniform(0.1, 1, (2, 1, 4)))  # heads, axes, pairs
+GRID_ANGLES = np.concatenate([GRID[:, :1] * [1, 0.01], GRID[:, 1:] * [1, 0.01]], -1)  # angles of `axial`
 
 
 @pytest.fixture
 def as_flax():
-    """Flax's own layers add biases of other ranks and dtypes."""
+    """Allows what Flax's own layers need: adding biases of other ranks and dtypes."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 
 
-# Functions of the cases, which NumPy computes too.
+# Biases and rotations of the cases. Biases take arrays of JAX and of NumPy.
 
 SLOPES = np.float32([0.2, 0.7])[:, None, None]
 
 
 def distance(i, j):
-    """A bias of one number per token."""
+    """A bias of positions that are one number per token."""
     return -SLOPES * abs(i[..., None, :, None] - j[..., None, None, :]).astype(np.float32)
 
 
 def manhattan(i, j):
-    """A bias of coordinates (..., tokens, 2)."""
+    """A bias of positions that are coordinates (..., tokens, 2)."""
     steps = abs(i[..., :, None, :] - j[..., None, :, :]).sum(-1)
     return -SLOPES * steps[..., None, :, :].astype(np.float32)
 
 
 def without_batch(i, j):
-    """A bias that takes positions without a batch alone."""
+    """A bias that only takes positions without a batch."""
     return -((i[:, None] - j) ** 2 / np.float32(10))[None] * np.ones((2, 1, 1), np.float32)
 
 
-def of_tokens(i, j, query, key):
-    """A bias of the contents alone: the first features of the query with the last of the key."""
+def content_alone(i, j, query, key):
+    """A bias that ignores positions: the first features of the query times the last features of the key."""
     einsum = jnp.einsum if isinstance(query, jax.Array) else np.einsum
     return einsum("...qhd,...khd->...hqk", query[..., :4], key[..., 4:]) / 9
 
 
-def of_token_and_coordinates(i, j, query, key):
+def content_and_coordinates(i, j, query, key):
+    """A bias of the query and the coordinates of the key."""
     module = jnp if isinstance(query, jax.Array) else np
     rows = module.moveaxis(query[..., :2], -2, -3)  # (..., heads, queries, 2)
     return (rows @ module.swapaxes(j[..., None, :, :].astype(np.float32), -1, -2)) / 8
 
 
 def rotate_heads(query, key, i, j):
-    return tuple(pe.rotary(x, p, OF_HEADS, head_axis=-2) for x, p in ((query, i), (key, j)))
+    """A rotation that is a function: each head has frequencies of its own."""
+    return tuple(pe.rotary(x, p, FREQUENCIES_OF_HEADS, head_axis=-2) for x, p in ((query, i), (key, j)))
 
 
 def roped(i, j=None, **settings):
-    """Query and key at these positions, in float64."""
+    """Q and K, rotated at positions i and j in float64."""
     return rope(Q, i, **settings), rope(K, i if j is None else j, **settings)
 
 
-def of_heads(i, j):
-    return tuple(rotate_by(x, p[:, None, None] * OF_HEADS[:, 0], "half") for x, p in ((Q, i), (K, j)))
+def rotated_heads(i, j):
+    """What `rotate_heads` makes of Q and K, in float64."""
+    return tuple(rotate_by(x, p[:, None, None] * FREQUENCIES_OF_HEADS[:, 0], "half") for x, p in ((Q, i), (K, j)))
 
 
 class Case(NamedTuple):
-    """What is given, and what the oracle gets: rotated query and key, bias, and the mask as a matrix."""
+    """Settings of `positional_attention`, arguments of a call, and what the float64 oracle gets instead."""
 
     settings: dict[str, Any]
     call: dict[str, Any]
-    vectors: Any = (Q, K)
-    bias: Any = 0
-    seen: Any = True
-    bound: dict[str, Any] = {}  # noqa: RUF012  # options of `attention`
-    options: dict[str, Any] = {}  # noqa: RUF012  # of the oracle
+    vectors: Any = (Q, K)  # for the oracle: rotated query and key
+    bias: Any = 0  # for the oracle
+    seen: Any = True  # for the oracle: the mask
+    bound: dict[str, Any] = {}  # noqa: RUF012  # options that are bound to `posenc_jax.attention`
+    options: dict[str, Any] = {}  # noqa: RUF012  # for the oracle: the same options
 
 
 PARTIAL = {"width": 4, "layout": "interleaved", "part": "last"}
 ROPE, BIAS = {"rotation": 8}, {"bias": distance}
 BY_INDEX = BIAS | {"bias_positions": "index"}
 OF_GRID = {"rotation": pe.axial(8, 2)}
-AT_GRID = tuple(rotate_by(x, AXES[:, None], "half") for x in (Q, K))
+AT_GRID = tuple(rotate_by(x, GRID_ANGLES[:, None], "half") for x in (Q, K))
 NEAR, BENT = {"window": (2, 0)}, {"logits_soft_cap": 2.0, "sinks": np.float32([0.5, -1])}
 IN_SEGMENTS = may_see(COUNTED, COUNTED, segments=(SEGMENTS, SEGMENTS))
 IN_OTHERS = may_see(COUNTED, COUNTED, segments=(OTHERS, SEGMENTS[1:]))
 
 
 def at(positions, keys=None, **more):
+    """The arguments of a call at these positions of queries and, if given, of keys."""
     return {"input_positions": positions} | ({} if keys is None else {"key_positions": keys}) | more
 
 
@@ -148,10 +155,10 @@ CASES = {
     ),
     "a module": Case({"rotation": "RotaryEncoding"}, at(MIXED, COUNTED), roped(MIXED, COUNTED, **PARTIAL)),
     "a bias of positions and one of contents": Case(
-        ROPE | BIAS | {"content_bias": of_tokens},
+        ROPE | BIAS | {"content_bias": content_alone},
         at(MIXED),
         roped(MIXED),
-        distance(MIXED, MIXED) + of_tokens(0, 0, Q, K),
+        distance(MIXED, MIXED) + content_alone(0, 0, Q, K),
     ),
     "causal by the index": Case(ROPE | BIAS, at(MIXED, is_causal=True), roped(MIXED), distance(MIXED, MIXED), CAUSAL),
     "causal by the position": Case(
@@ -159,7 +166,9 @@ CASES = {
     ),
     "a mask of queries and keys": Case(ROPE, {"mask": BY_QUERY}, roped(COUNTED), 0, BY_QUERY),
     "a mask that all rows share": Case(BIAS, {"mask": BY_QUERY[:1]}, (Q, K), distance(COUNTED, COUNTED), BY_QUERY[:1]),
-    "keys that are padding": Case(ROPE, {"mask": REAL[:, None, None]}, roped(COUNTED), 0, REAL[:, None, None]),
+    "keys that are padding": Case(
+        ROPE, {"mask": NOT_PADDING[:, None, None]}, roped(COUNTED), 0, NOT_PADDING[:, None, None]
+    ),
     "a mask of each head, in floats": Case(ROPE, {"mask": np.float32(BY_HEAD)}, roped(COUNTED), 0, BY_HEAD),
     "segments": Case(ROPE, {"mask": SegmentMask(SEGMENTS)}, roped(COUNTED), 0, IN_SEGMENTS),
     "segments of other keys": Case(
@@ -177,10 +186,10 @@ CASES = {
         OF_GRID | {"bias": manhattan}, at(np.stack([GRID] * 2), is_causal=True), AT_GRID, manhattan(GRID, GRID), CAUSAL
     ),
     "coordinates without a rotation": Case(
-        {"bias": manhattan, "content_bias": of_token_and_coordinates, "num_axes": 2},
+        {"bias": manhattan, "content_bias": content_and_coordinates, "num_axes": 2},
         at(GRID),
         (Q, K),
-        manhattan(GRID, GRID) + of_token_and_coordinates(GRID, GRID, Q, K),
+        manhattan(GRID, GRID) + content_and_coordinates(GRID, GRID, Q, K),
     ),
     "times": Case(ROPE | BIAS, at(TIMES, is_causal=True), roped(TIMES), distance(TIMES, TIMES), CAUSAL),
     "times of each row": Case(ROPE | BIAS, at(ROW_TIMES), roped(ROW_TIMES), distance(ROW_TIMES, ROW_TIMES)),
@@ -201,11 +210,11 @@ CASES = {
         {"bias": without_batch, "bias_positions": "index"}, at(COUNTED * 3), (Q, K), without_batch(COUNTED, COUNTED)
     ),
     "frequencies of each head": Case(
-        {"rotation": rotate_heads}, at(COUNTED + 3, COUNTED), of_heads(COUNTED + 3, COUNTED)
+        {"rotation": rotate_heads}, at(COUNTED + 3, COUNTED), rotated_heads(COUNTED + 3, COUNTED)
     ),
-    "a function without positions": Case({"rotation": rotate_heads}, {}, of_heads(COUNTED, COUNTED)),
+    "a function without positions": Case({"rotation": rotate_heads}, {}, rotated_heads(COUNTED, COUNTED)),
 }
-# Other cases have each of these beside something else.
+# Faults that these cases find, default cases find too.
 SLOW = {
     "positions of each row and of other keys",
     "the last features",
@@ -216,14 +225,14 @@ SLOW = {
     "a bias of the index at positions",
     "a function without positions",
 }
-OF_LINEN = ("a module", "segments", "a bias of positions and one of contents", "frequencies of each head")
+IN_LINEN_TOO = ("a module", "segments", "a bias of positions and one of contents", "frequencies of each head")
 
 
 @pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in CASES])
 def test_is_attention_in_float64(name, as_flax):
-    """By Flax's function where nothing is bound, and in tiles; by Linen where not all is shared."""
+    """By tiles, and by Flax's function unless the case binds options to tiles; in Linen too where its code differs."""
     case, attends = CASES[name], {}
-    for stack in STACKS if name in OF_LINEN else ["nnx"]:
+    for stack in STACKS if name in IN_LINEN_TOO else ["nnx"]:
         settings = dict(case.settings)
         if settings.get("rotation") == "RotaryEncoding":
             settings["rotation"] = STACKS[stack].RotaryEncoding(4, layout="interleaved", head_axis=-2, part="last")
@@ -239,14 +248,16 @@ def test_is_attention_in_float64(name, as_flax):
 
 @BOTH
 def test_pope_is_attention_of_polar_vectors(stack, as_flax):
-    """Vectors of twice the width, of scores divided by the root of head_dim, and values that stay narrow."""
+    """PoPE doubles the width of queries and keys, not of values. Scores are divided by √8, of the narrow head_dim."""
     phase = np.float32(RNG.uniform(-7, 1, (2, 8)))
 
     def polar(x, positions, phase=0.0):
+        """PoPE's vectors in float64."""
         angles = positions[..., None, None] * 10_000.0 ** (-np.arange(8) / 8) + phase
         return np.concatenate([softplus(x) * np.cos(angles), softplus(x) * np.sin(angles)], -1)
 
     def attended(attention, *qkv):
+        """The result of a layer's call, by this function or, if None, by Flax's."""
         call = at(EACH_ROW, EACH_ROW - 5, mask=BY_QUERY)
         if stack == "linen":
             attend = linen.positional_attention(rotation=linen.PoPE(2, 16, head_axis=-2), attention=attention)
@@ -274,7 +285,7 @@ def test_keys_may_have_fewer_heads(tiles, as_flax):
     assert_within(got, want, 2e-6, against="float64")
 
 
-DROPOUT = {"dropout_rng": KEY, "dropout_rate": 1e-9, "deterministic": False}
+DROPOUT = {"dropout_rng": RNG_KEY, "dropout_rate": 1e-9, "deterministic": False}  # of so low a rate that nothing drops
 
 
 @pytest.mark.parametrize(
@@ -283,7 +294,7 @@ DROPOUT = {"dropout_rng": KEY, "dropout_rate": 1e-9, "deterministic": False}
     ids=["nnx-0", "nnx-3", "linen-0", "linen-3"],
 )
 def test_16_bit_scores_take_a_float32_bias(stack, dropout):
-    """Under the strict promotion of these tests; with dropout, which drops nothing here, Flax adds the bias itself."""
+    """Under JAX's strict promotion, which these tests set. With dropout, Flax adds the bias itself."""
     q, k, v = (x.astype(jnp.bfloat16) for x in (Q, K, V))
     attend = STACKS[stack].positional_attention(bias=distance)
     got = jax.jit(functools.partial(attend, **dropout))(q, k, v)
@@ -298,9 +309,9 @@ def test_16_bit_scores_take_a_float32_bias(stack, dropout):
 
 @pytest.fixture
 def what_flax_gets(monkeypatch):
-    """Calls a new attention_fn, and returns what it gives to `nnx.dot_product_attention`."""
-    given = lambda query, key, value, *args, **kwargs: (query, key, value, args, kwargs)  # noqa: E731
-    monkeypatch.setattr(nnx, "dot_product_attention", given)
+    """A function that calls a new attention_fn, and returns the arguments of `nnx.dot_product_attention`."""
+    arguments = lambda query, key, value, *args, **kwargs: (query, key, value, args, kwargs)  # noqa: E731
+    monkeypatch.setattr(nnx, "dot_product_attention", arguments)
 
     def call(*arrays, rotation=8, bias=None, content_bias=None, layout="half", part="first", **kwargs):
         settings = {"rotation": rotation, "bias": bias, "content_bias": content_bias, "layout": layout, "part": part}
@@ -318,9 +329,10 @@ def test_flax_gets_the_bits_of_rotary_and_everything_else(what_flax_gets):
     assert value is V and args == ("bias", CAUSAL) and kwargs == {"new_argument": 3}
 
 
-SLOTS = CAUSAL[..., 4:5, :]  # of Flax's cache, up to the fourth
+SLOTS = CAUSAL[..., 4:5, :]  # the mask that Flax's cache gives for a query in slot 4
 
 
+# The numbers of queries and keys, the arguments of a call, and the positions of queries and keys that follow.
 @pytest.mark.parametrize(
     ("queries", "keys", "call", "want"),
     [
@@ -335,14 +347,22 @@ SLOTS = CAUSAL[..., 4:5, :]  # of Flax's cache, up to the fourth
     ],
 )
 def test_positions_are_given_counted_or_slots_of_the_cache(queries, keys, call, want, what_flax_gets):
-    """Those of a width that rotates, of a bias, and of a function that rotates."""
+    """The rotation by a width, a bias, and a rotation by a function all get these positions."""
     i, j = map(np.array, want)
     arrays, found = (Q[:, :queries], K[:, :keys], V[:, :keys]), []
-    bias = lambda *at: found.append(at) or np.zeros((1, 2, queries, keys), np.float32)  # noqa: E731
+
+    def bias(*positions):
+        found.append(positions)
+        return np.zeros((1, 2, queries, keys), np.float32)
+
+    def rotation(query, key, *positions):
+        found.append(positions)
+        return query, key
+
     query, key, *_ = what_flax_gets(*arrays, bias=bias, **call)
     np.testing.assert_array_equal(query, pe.rotary(arrays[0], i, head_axis=-2))
     np.testing.assert_array_equal(key, pe.rotary(arrays[1], j, head_axis=-2))
-    what_flax_gets(*arrays, rotation=lambda query, key, *at: found.append(at) or (query, key), **call)
+    what_flax_gets(*arrays, rotation=rotation, **call)
     for got in found:
         np.testing.assert_array_equal(got[0], i)
         np.testing.assert_array_equal(got[1], j)
@@ -350,9 +370,13 @@ def test_positions_are_given_counted_or_slots_of_the_cache(queries, keys, call, 
 
 
 def test_biases_are_added_to_what_a_layer_gives(what_flax_gets):
-    """A content_bias reads what the layer projected, neither rotated nor scaled."""
-    given, found = RNG.normal(size=(2, 1, 6)).astype(np.float32), []
-    content = lambda *inputs: found.append(inputs) or np.full((2, 6, 6), 0.5, np.float32)  # noqa: E731
+    """A content_bias reads query and key as the layer projected them, neither rotated nor scaled."""
+    from_layer, found = RNG.normal(size=(2, 1, 6)).astype(np.float32), []
+
+    def content(*inputs):
+        found.append(inputs)
+        return np.full((2, 6, 6), 0.5, np.float32)
+
     call = {"bias": distance, "content_bias": content} | at(FAR, FAR - 3)
 
     def added(layer_bias):
@@ -360,7 +384,7 @@ def test_biases_are_added_to_what_a_layer_gives(what_flax_gets):
         assert query is Q and key is K and value is V and mask is CAUSAL and kwargs == {"new": 1}
         return bias
 
-    layer_biases = given, given.astype(jnp.bfloat16)
+    layer_biases = from_layer, from_layer.astype(jnp.bfloat16)
     for layer_bias, bias in zip(layer_biases, jax.jit(lambda *each: [*map(added, each)])(*layer_biases), strict=True):
         want = (distance(FAR, FAR - 3) + np.float32(0.5) + layer_bias.astype(np.float32))[None]
         assert bias.dtype == np.float32
@@ -373,8 +397,8 @@ def test_biases_are_added_to_what_a_layer_gives(what_flax_gets):
     assert found[-1][2] is Q and found[-1][3] is K
 
 
-def test_the_one_key_needs_no_position():
-    """A cache of one slot looks like an input: the weight of a single key is 1 wherever it stands."""
+def test_a_single_key_needs_no_position():
+    """Its weight is 1 at any position. So a cache of one slot, which looks like one key, gives the right result."""
     attend = nnx_modules.positional_attention(rotation=8)
     calls = {"none": {}, "the query's": at(9), "both": at(9, 0)}
     attended = jax.jit(lambda *qkv: {name: attend(*qkv, **call) for name, call in calls.items()})
@@ -383,7 +407,7 @@ def test_the_one_key_needs_no_position():
 
 
 def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
-    """Linen asks inspect.signature which arguments a function takes, and leaves the others out without a word."""
+    """Linen asks `inspect.signature` which arguments a function takes, and silently leaves out the others."""
     own, given = inspect.signature(nn.dot_product_attention).parameters, {}
     attend = linen.positional_attention(rotation=8)
     for function in (attend, functools.partial(attend, input_positions=np.arange(6))):
@@ -392,60 +416,63 @@ def test_linen_passes_on_all_that_its_own_function_takes(monkeypatch):
     monkeypatch.setattr(nn, "dot_product_attention", spy)
     settings = {"dropout_rate": 0.5, "precision": "highest"}
     layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend, deterministic=True, **settings)
-    jax.eval_shape(lambda: layer.init(KEY, X, mask=CAUSAL))
+    jax.eval_shape(lambda: layer.init(RNG_KEY, X, mask=CAUSAL))
     assert {name: given[name] for name in settings} == settings
 
 
 def test_tiles_take_what_layers_always_pass():
-    """Dropout is off where it is deterministic. A bias of the index is of positions where nothing masks by them."""
-    given = lambda *qkv, **options: options  # noqa: E731
-    attend = nnx_modules.positional_attention(rotation=8, attention=given)
+    """Options of layers that change nothing do not reach tiles: for instance dropout that is deterministic.
+
+    A bias of the index gets the indices as positions, if nothing masks by positions: a kernel then needs no data.
+    """
+    returns_options = lambda *qkv, **options: options  # noqa: E731
+    attend = nnx_modules.positional_attention(rotation=8, attention=returns_options)
     options = {"dropout_rng": 1, "broadcast_dropout": False, "dtype": jnp.float32, "precision": None, "module": None}
     assert attend(Q, K, V, dropout_rate=0.5, deterministic=True, **options) == {}
     assert attend(Q, K, V, dropout_rate=0.0, is_causal=True, **options) == {"causal": True}
     assert attend(*map(np.float64, (Q, K, V))) == {}
-    assert linen.positional_attention(rotation=8, attention=given)(Q, K, V, force_fp32_for_softmax=True) == {}
-    options = nnx_modules.positional_attention(**BY_INDEX, attention=given)(Q, K, V, **at(COUNTED * 7))
-    assert "query_data" not in options  # so that a kernel needs no data
+    assert linen.positional_attention(rotation=8, attention=returns_options)(Q, K, V, force_fp32_for_softmax=True) == {}
+    options = nnx_modules.positional_attention(**BY_INDEX, attention=returns_options)(Q, K, V, **at(COUNTED * 7))
+    assert "query_data" not in options
     np.testing.assert_array_equal(options["query_positions"], COUNTED)
 
 
 # A layer of Flax, in both stacks, with the same parameters.
 
 
-def of_stack(stack, name):
-    """A bias for `positional_attention`, by its name; of Linen without parameters."""
-    made = {"rngs": nnx.Rngs(0)} if stack == "nnx" else {}
+def bias_setting(stack, name):
+    """The setting of `positional_attention` for a module of this name: a bias, a content_bias, or none."""
+    rngs = {"rngs": nnx.Rngs(0)} if stack == "nnx" else {}
     if name == "T5Bias":
-        return {"bias": STACKS[stack].T5Bias(2, **made)}
+        return {"bias": STACKS[stack].T5Bias(2, **rngs)}
     settings = {"source": "key", "scale": 0.7, "num_heads": 2, "first": -3, "out_of_range": "zeros"}
-    return {"content_bias": STACKS[stack].ContentBias(6, 8, **settings, **made)} if name else {}
+    return {"content_bias": STACKS[stack].ContentBias(6, 8, **settings, **rngs)} if name else {}
 
 
 def in_float64(params, x, positions, seen=True):
-    """The layer by its parameters: RoPE, T5's buckets, and products of keys with the rows of their offsets."""
+    """The result of a layer with these parameters: RoPE, and T5's bias or `ContentBias` if the layer has one."""
     of_biases = params.get("attention_fn", {})
     _, d, after = oracle_biases.exact_tile(*2 * (np.asarray(positions),))
     bias = oracle_biases.t5(d, after, of_biases["bias"]["embedding"]) if "bias" in of_biases else 0
     if "content_bias" in of_biases:
         table = of_biases["content_bias"]["embedding"]
-        told = {"of": "key", "first": -3, "outside": 0.0}
-        bias = lambda q, k: 0.7 * content_by_loops(positions, positions, k, table, **told)  # noqa: E731
+        settings = {"of": "key", "first": -3, "outside": 0.0}
+        bias = lambda q, k: 0.7 * content_by_loops(positions, positions, k, table, **settings)  # noqa: E731
     return oracle_attention.layer(params, x, positions, bias, seen)
 
 
 def layer_of_nnx(name=None, **settings):
-    """With the bias of this name, and parameters that NumPy draws."""
+    """A layer with a bias of this name and random parameters, as a graphdef and its state."""
 
     def make():
-        attend = nnx_modules.positional_attention(**settings, **of_stack("nnx", name))
+        attend = nnx_modules.positional_attention(**settings, **bias_setting("nnx", name))
         return nnx.MultiHeadAttention(2, 16, attention_fn=attend, decode=False, rngs=nnx.Rngs(0))
 
     return nnx.split(drawn(make, RNG, 0.25))
 
 
 def call_nnx(layer, x, positions, **kwargs):
-    """With input_positions, bound where the layer does not take them yet."""
+    """Calls a layer with input_positions; if this Flax's layer does not take them, they are bound to its function."""
     if "input_positions" in inspect.signature(type(layer).__call__).parameters:
         return layer(x, input_positions=positions, **kwargs)
     attention_fn = layer.attention_fn
@@ -457,13 +484,13 @@ def call_nnx(layer, x, positions, **kwargs):
 
 @pytest.mark.parametrize("name", [slow(None), "T5Bias", "ContentBias"])
 def test_layers_of_both_stacks_are_that_in_float64(name, as_flax):
-    """Their parameters have the same names, and those of a bias learn."""
+    """Both stacks have the same parameters and gradients. Gradients by a bias are those of differences in float64."""
     graphdef, state = layer_of_nnx(name, rotation=8)
     params = nnx.to_pure_dict(state)
-    attend = linen.positional_attention(rotation=8, **of_stack("linen", name))
-    same = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
+    attend = linen.positional_attention(rotation=8, **bias_setting("linen", name))
+    linen_layer = nn.MultiHeadDotProductAttention(2, attention_fn=attend)
     types = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
-    assert types(jax.eval_shape(same.init, KEY, X)) == {"params": types(params)}
+    assert types(jax.eval_shape(linen_layer.init, RNG_KEY, X)) == {"params": types(params)}
     places = np.array([0, 1, 2, 5, 1, 30])
 
     @jax.jit
@@ -471,15 +498,15 @@ def test_layers_of_both_stacks_are_that_in_float64(name, as_flax):
         loss = lambda y: (jnp.sum(jnp.sin(y)), y)  # noqa: E731
         layer = nnx.merge(graphdef, state)
         by_nnx, y = nnx.grad(lambda m: loss(m(X, mask=CAUSAL)), has_aux=True)(layer)
-        by_linen = jax.grad(lambda p: loss(same.apply({"params": p}, X, mask=CAUSAL)), has_aux=True)(params)
+        by_linen = jax.grad(lambda p: loss(linen_layer.apply({"params": p}, X, mask=CAUSAL)), has_aux=True)(params)
         return y, call_nnx(layer, X, places), nnx.to_pure_dict(by_nnx), by_linen
 
-    got, placed, slopes, (slopes_of_linen, of_linen) = compute(state, params)
+    got, placed, gradients, (slopes_of_linen, of_linen) = compute(state, params)
     want = in_float64(params, X, COUNTED, CAUSAL)
     assert_within(got, want, 2e-6, against="float64")
     assert_within(of_linen, want, 2e-6, against="float64, Linen")
     assert_within(placed, in_float64(params, X, places), 2e-6, against="float64 at other positions")
-    jax.tree.map(lambda a, b: assert_within(a, b, 1e-5, against="Linen's derivative"), slopes, slopes_of_linen)
+    jax.tree.map(lambda a, b: assert_within(a, b, 1e-5, against="Linen's derivative"), gradients, slopes_of_linen)
     if name is None:
         return
     of_bias = params["attention_fn"]
@@ -490,11 +517,12 @@ def test_layers_of_both_stacks_are_that_in_float64(name, as_flax):
         return np.sum(np.sin(in_float64(params | {"attention_fn": moved}, X, COUNTED, CAUSAL)))
 
     slope = (loss_in_float64(1e-4) - loss_in_float64(-1e-4)) / 2e-4
-    along = sum(map(np.vdot, *map(jax.tree.leaves, (slopes["attention_fn"], step))))
+    along = sum(map(np.vdot, *map(jax.tree.leaves, (gradients["attention_fn"], step))))
     assert abs(slope) > 0.1
     assert_within(along, slope, 1e-4 * abs(slope), against="differences in float64")
 
 
+# Settings: attention by Flax's function, the same with a bias of the index, and attention in tiles.
 WAYS = {"Flax": {}, "index": {"bias_positions": "index"}, "tiles": {"attention": TILES}}
 DEFAULT = ("T5Bias", "index"), ("ContentBias", "Flax"), ("ContentBias", "tiles")  # each bias, and each way
 
@@ -508,6 +536,7 @@ DEFAULT = ("T5Bias", "index"), ("ContentBias", "Flax"), ("ContentBias", "tiles")
     ],
 )
 def test_steps_with_a_cache_are_the_whole_sequence(name, way, as_flax):
+    """Each step with one token, in both stacks, is a row of the whole sequence in float64."""
     settings = ROPE | WAYS[way]
     graphdef, state = layer_of_nnx(name, **settings)
     params = nnx.to_pure_dict(state)
@@ -515,11 +544,11 @@ def test_steps_with_a_cache_are_the_whole_sequence(name, way, as_flax):
     of_biases = params.pop("attention_fn", {})
 
     class Model(nn.Module):
-        """A bias that is made here is this module's, and positions can be bound to its layers."""
+        """A module of Linen that makes a bias, which becomes its submodule, and binds positions to a layer."""
 
         @nn.compact
         def __call__(self, x, positions):
-            attend = linen.positional_attention(**settings, **of_stack("linen", name))
+            attend = linen.positional_attention(**settings, **bias_setting("linen", name))
             attend = functools.partial(attend, input_positions=positions)
             return nn.MultiHeadDotProductAttention(2, decode=True, attention_fn=attend, name="layer")(x)
 
@@ -528,29 +557,29 @@ def test_steps_with_a_cache_are_the_whole_sequence(name, way, as_flax):
         layer.init_cache(X.shape)
         return layer
 
-    as_begun = lambda tree: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)  # noqa: E731
-    graphdef, begun = nnx.split(nnx.eval_shape(with_cache, state))
-    state = nnx.merge_state(as_begun(begun), state)
-    shapes = jax.eval_shape(Model().init, KEY, X, COUNTED)
-    cache = as_begun(shapes["cache"])
+    zeros = lambda tree: jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)  # noqa: E731
+    graphdef, empty_cache = nnx.split(nnx.eval_shape(with_cache, state))
+    state = nnx.merge_state(zeros(empty_cache), state)
+    shapes = jax.eval_shape(Model().init, RNG_KEY, X, COUNTED)
+    cache = zeros(shapes["cache"])
     (of_bias,) = of_biases.values() or [None]
     params = {"layer": params} | {n: of_bias for n in shapes["params"] if n != "layer"}
 
     @jax.jit
     def step(state, cache, x, i):
-        m = nnx.merge(graphdef, state)
-        got = call_nnx(m, x, m.cache_index[...], decode=True)
-        other, found = Model().apply({"params": params, "cache": cache}, x, i, mutable=["cache"])
-        return {"NNX": got, "Linen": other}, nnx.state(m), found["cache"]
+        layer = nnx.merge(graphdef, state)
+        of_nnx = call_nnx(layer, x, layer.cache_index[...], decode=True)
+        of_linen, variables = Model().apply({"params": params, "cache": cache}, x, i, mutable=["cache"])
+        return {"NNX": of_nnx, "Linen": of_linen}, nnx.state(layer), variables["cache"]
 
     for i in range(6):
-        found, state, cache = step(state, cache, X[:, i : i + 1], np.array([i]))
-        for stack, got in found.items():
+        results, state, cache = step(state, cache, X[:, i : i + 1], np.array([i]))
+        for stack, got in results.items():
             assert_within(got, whole[:, i : i + 1], 1e-6, against=f"float64, {stack}")
 
 
 def test_packed_documents_are_as_if_alone(as_flax):
-    """Outputs and gradients of a packed row are Flax's of its documents, whose positions need not restart."""
+    """Outputs and gradients of a packed row by tiles are Flax's for each document. Positions need not restart."""
     settings, ids = {"rotation": 8, "bias": nnx_modules.ALiBi(2)}, np.int32([[5, 5, 5, 5, 2, 2]])
     graphdef, state = layer_of_nnx(**settings, attention=functools.partial(TILES, causal=True))
     of_flax, _ = layer_of_nnx(**settings)
@@ -558,7 +587,7 @@ def test_packed_documents_are_as_if_alone(as_flax):
     def in_tiles(state):
         return nnx.merge(graphdef, state)(X[:1], mask=SegmentMask(ids))
 
-    def each(state):
+    def each_alone(state):
         layer = nnx.merge(of_flax, state)
         first, second = layer(X[:1, :4], mask=CAUSAL[..., :4, :4]), layer(X[:1, 4:], mask=CAUSAL[..., :2, :2])
         return jnp.concatenate([first, second], 1)
@@ -566,15 +595,18 @@ def test_packed_documents_are_as_if_alone(as_flax):
     @jax.jit
     def both(state):
         squares = lambda y: (jnp.sum(y**2), y)  # noqa: E731
-        return [jax.grad(lambda s, f=f: squares(f(s)), has_aux=True)(state) for f in (in_tiles, each)]
+        return [jax.grad(lambda s, f=f: squares(f(s)), has_aux=True)(state) for f in (in_tiles, each_alone)]
 
-    (slopes, packed), (wanted, alone) = both(state)
+    (gradients, packed), (want_gradients, alone) = both(state)
     assert_within(packed, alone, 1e-6, against="each document alone")
-    jax.tree.map(lambda a, b: assert_within(a, b, 1e-5, against="each document alone"), slopes, wanted)
+    jax.tree.map(lambda a, b: assert_within(a, b, 1e-5, against="each document alone"), gradients, want_gradients)
 
 
 def test_segments_join_the_mask_of_a_cache(as_flax):
-    """Which Flax's layer makes, and combines with them: the last of four steps is that of the whole."""
+    """Flax's layer makes the mask of its cache, and combines it with segments.
+
+    The last of four steps of Linen's layer is row 3 of the whole sequence in NNX's layer.
+    """
     ids = np.int32([[1, 1, 2, 2, 2, 0]])
     graphdef, state = layer_of_nnx(bias=nnx_modules.ALiBi(2))
     attend = functools.partial(linen.positional_attention(bias=linen.ALiBi(2)), input_positions=np.array([3]))
@@ -599,9 +631,11 @@ def test_segments_join_the_mask_of_a_cache(as_flax):
 
 
 def test_layers_share_a_bias_that_is_made_outside_of_them():
+    """There is one table of parameters for two layers."""
+
     class OfNNX(nnx.Module):
         def __init__(self):
-            bias, rngs = of_stack("nnx", "T5Bias"), nnx.Rngs(0)
+            bias, rngs = bias_setting("nnx", "T5Bias"), nnx.Rngs(0)
             attends = (nnx_modules.positional_attention(**bias) for _ in range(2))
             self.layers = nnx.List([nnx.MultiHeadAttention(2, 16, attention_fn=f, rngs=rngs) for f in attends])
 
@@ -615,25 +649,26 @@ def test_layers_share_a_bias_that_is_made_outside_of_them():
 
     assert sum(path[-1] == "embedding" for path, _ in nnx.to_flat_state(nnx.state(nnx.eval_shape(OfNNX)))) == 1
     layers = {f"MultiHeadDotProductAttention_{i}" for i in range(2)}
-    assert set(jax.eval_shape(OfLinen().init, KEY, X)["params"]) == {"T5Bias_0"} | layers
+    assert set(jax.eval_shape(OfLinen().init, RNG_KEY, X)["params"]) == {"T5Bias_0"} | layers
 
 
-def test_linen_initialises_the_biases_of_tiles_before_the_tiles_and_trains_them():
-    settings = of_stack("linen", "T5Bias") | of_stack("linen", "ContentBias")
+def test_linen_initialises_biases_of_tiles_and_trains_them():
+    """Linen cannot initialise modules inside the loop over tiles. Gradients are those by Flax's function."""
+    settings = bias_setting("linen", "T5Bias") | bias_setting("linen", "ContentBias")
     attend = linen.positional_attention(rotation=8, **settings, attention=TILES)
-    params = jax.eval_shape(attend.init, KEY, Q, K, V)["params"]
+    params = jax.eval_shape(attend.init, RNG_KEY, Q, K, V)["params"]
     shapes = jax.tree.map(lambda x: x.shape, params)
     assert shapes == {"bias": {"embedding": (32, 2)}, "content_bias": {"embedding": (6, 2, 8)}}
     variables = {"params": jax.tree.map(lambda x: RNG.normal(size=x.shape).astype(x.dtype) / 4, params)}
     whole = linen.positional_attention(rotation=8, **settings)
-    squares = lambda variables, by: jnp.sum(by.apply(variables, Q, K, V) ** 2)  # noqa: E731
-    both = jax.jit(lambda v: [jax.value_and_grad(squares)(v, by) for by in (attend, whole)])
+    squares = lambda variables, module: jnp.sum(module.apply(variables, Q, K, V) ** 2)  # noqa: E731
+    both = jax.jit(lambda v: [jax.value_and_grad(squares)(v, module) for module in (attend, whole)])
     got, want = jax.device_get(both(variables))
     within = lambda a, b: assert_within(a, b, 2e-5 * abs(b).max(), against="Flax's attention")  # noqa: E731
     jax.tree.map(within, got, want)
 
 
-def test_a_layer_of_tiles_takes_memory_linear_in_the_length(as_flax):
+def test_a_layer_of_tiles_takes_less_memory_than_a_matrix_of_scores(as_flax):
     def made():
         causal = functools.partial(pe.attention, causal=True)
         attend = nnx_modules.positional_attention(rotation=16, bias=nnx_modules.ALiBi(2), attention=causal)
@@ -643,14 +678,14 @@ def test_a_layer_of_tiles_takes_memory_linear_in_the_length(as_flax):
     x, ids = (jax.ShapeDtypeStruct((1, 8192, *tail), t) for tail, t in (((32,), jnp.float32), ((), jnp.int32)))
     packed = jax.jit(lambda state, x, ids: nnx.merge(graphdef, state)(x, mask=SegmentMask(ids)))
     program = packed.lower(state, x, ids).compile()
-    assert program.memory_analysis().temp_size_in_bytes < 2 * 8192**2  # a fourth of the matrix of scores
+    assert program.memory_analysis().temp_size_in_bytes < 2 * 8192**2  # a fourth of float32 scores of two heads
 
 
-# A value among the settings of a layer.
+# A layer has the attention_fn among its settings.
 
 
 @BOTH
-def test_is_a_value_without_arrays(stack):
+def test_equal_settings_make_equal_values_which_pickle(stack):
     make = STACKS[stack].positional_attention
     value = (lambda **settings: nnx.graphdef(make(**settings))) if stack == "nnx" else make
     one = value(rotation=8)

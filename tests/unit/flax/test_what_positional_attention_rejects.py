@@ -1,6 +1,9 @@
-"""What `positional_attention` rejects, by name: wrong settings, positions that it cannot know, masks that do not fit.
+"""What `positional_attention` rejects; each error names the argument.
 
-Positions that restart under a causal mask need segments, or a document would see those before it in its row.
+- Wrong settings, positions that it would have to guess, arrays of other shapes or dtypes, and masks that do not fit.
+- Positions that restart under a causal mask or a window without a mask of documents: a document would see the documents
+  before it in its row.
+- Masks by index where the indices of queries are unknown.
 """
 
 import functools
@@ -25,6 +28,7 @@ CACHED = np.ones((1, 1, 1, 6), bool)  # the mask of a step with Flax's cache
 CAUSAL = np.tril(np.ones((1, 1, 6, 6), bool))
 ROPE, TILES = {"rotation": 8}, {"rotation": 8, "attention": pe.attention}
 GRID, COORDINATES = {"rotation": pe.axial(8, 2)}, {"bias": pe.alibi, "num_axes": 2}
+# Arguments of `attention` that the attention_fn passes itself.
 RESERVED = "bias key_data key_order key_positions key_segments query_data query_order query_positions query_segments"
 BINDS_ALL = functools.partial(pe.attention, **dict.fromkeys(RESERVED.split()), return_residual=None)
 
@@ -69,28 +73,29 @@ def zeros(*shape):
         ),
     ],
 )
-def test_wrong_settings(make, settings, error, match):
+def test_wrong_settings_are_rejected_by_name(make, settings, error, match):
     with pytest.raises(error, match=f"^positional_attention: {match}"):
         make(**settings)
 
 
 @MAKERS
-def test_settings_are_given_by_name(make):
+def test_settings_must_be_given_by_name(make):
     with pytest.raises(TypeError, match="positional_attention: arguments must be given by name"):
         make(8)
 
 
-def test_a_module_that_rotates_has_the_head_axis_of_flax():
+def test_a_module_that_rotates_must_have_the_head_axis_of_flax():
     rotary = linen.RotaryEncoding(8, head_axis=None)
     with pytest.raises(ValueError, match="rotation must be a module with head_axis -2, got RotaryEncoding with None"):
         linen.positional_attention(rotation=rotary)
 
 
-ALL, ONE, TWO = (Q, K, V), (Q[:, :1], K, V), (Q[:, :2], K, V)
+ALL, ONE, TWO = (Q, K, V), (Q[:, :1], K, V), (Q[:, :2], K, V)  # six queries, one and two, beside six keys
 DIFFER = "must be given where queries and keys differ in number, "
 
 
 def at(positions, **more):
+    """The arguments of a call at these positions of queries."""
     return {"input_positions": positions} | more
 
 
@@ -120,7 +125,7 @@ def at(positions, **more):
         (COORDINATES, ALL, {}, "input_positions must be given for positions of 2 coordinates"),
     ],
 )
-def test_positions_that_it_would_have_to_guess(make, settings, arrays, call, match):
+def test_positions_are_rejected_rather_than_guessed(make, settings, arrays, call, match):
     with pytest.raises(ValueError, match=f"^positional_attention: {match}"):
         jax.eval_shape(lambda: make(**settings)(*arrays, **call))
 
@@ -139,7 +144,7 @@ def test_positions_that_it_would_have_to_guess(make, settings, arrays, call, mat
         ({"content_bias": zeros(2, 2, 6)}, ALL, ValueError, r"content_bias must return shape \(..., 2, 6, 6\)"),
     ],
 )
-def test_arrays_of_other_shapes_or_dtypes(settings, arrays, error, match):
+def test_arrays_of_other_shapes_or_dtypes_are_rejected(settings, arrays, error, match):
     with pytest.raises(error, match=f"^positional_attention: {match}"):
         jax.eval_shape(lambda: nnx_modules.positional_attention(**settings)(*arrays))
 
@@ -162,26 +167,26 @@ def test_arrays_of_other_shapes_or_dtypes(settings, arrays, error, match):
         (TILES, {"is_causal": 1}, TypeError, "is_causal must be"),
     ],
 )
-def test_masks_and_options_that_do_not_fit(settings, call, error, match):
+def test_masks_and_options_that_do_not_fit_are_rejected(settings, call, error, match):
     with pytest.raises(error, match=f"^positional_attention: {match}"):
         jax.eval_shape(lambda: nnx_modules.positional_attention(**settings)(Q, K, V, **call))
 
 
-def test_segments_of_queries_alone_are_those_of_as_many_keys():
+def test_segments_of_queries_alone_need_as_many_keys():
     call = at(3, key_positions=COUNTED, mask=SegmentMask(COUNTED[:1]))
     with pytest.raises(ValueError, match="key_segments must be given to SegmentMask where .* differ .*, 1 and 6"):
         jax.eval_shape(lambda: nnx_modules.positional_attention(rotation=8)(*ONE, **call))
 
 
 def attend(attention=None, arrays=ALL, content_bias=None, **call):
-    """The call of a new attention_fn, traced as far as its type; arrays that are not given by `call` are traced."""
+    """Traces a call of a new attention_fn. Query, key and value are traced; NumPy's arrays in `call` are concrete."""
     made = nnx_modules.positional_attention(rotation=8, attention=attention, content_bias=content_bias)
     return jax.eval_shape(lambda *qkv: made(*qkv, **call), *arrays)
 
 
 RESTARTED = np.int32([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 0, 1]])
 SEGMENTS = SegmentMask(np.int32([[1, 1, 1, 2, 2, 3], [1, 1, 1, 1, 2, 2]]))
-causal, window, behind = (
+causal, window, causal_in_window = (
     functools.partial(pe.attention, **bound)
     for bound in ({"causal": True}, {"window": (9, 0)}, {"causal": True, "window": (2, 0)})
 )
@@ -193,6 +198,7 @@ causal, window, behind = (
     ids=["by Flax", "by the index", "by the position", "by a window"],
 )
 def test_positions_that_restart_under_a_causal_mask_need_a_mask_of_documents(way):
+    """A content_bias may hide other documents, and traced positions cannot be checked: both are taken."""
     message = "^positional_attention: input_positions must not return .* pass mask=SegmentMask"
     for positions, more in (
         (RESTARTED, {}),
@@ -206,24 +212,24 @@ def test_positions_that_restart_under_a_causal_mask_need_a_mask_of_documents(way
         attend(**way, input_positions=COUNTED, key_positions=RESTARTED)
     for mask in SEGMENTS, np.broadcast_to(CAUSAL, (2, 1, 6, 6)):
         attend(**way, input_positions=RESTARTED, mask=mask)
-    jax.eval_shape(lambda positions: attend(**way, input_positions=positions), RESTARTED)  # traced
+    jax.eval_shape(lambda positions: attend(**way, input_positions=positions), RESTARTED)
     attend(**way, input_positions=np.float32([0, 0.5, 0.5, 1, 3, 3]))
-    attend(**way, input_positions=RESTARTED, content_bias=zeros(2, 6, 6))  # which may tell documents apart
+    attend(**way, input_positions=RESTARTED, content_bias=zeros(2, 6, 6))
 
 
 def test_positions_that_restart_where_nothing_leaks_are_taken():
-    attend(input_positions=RESTARTED)  # both directions
+    attend(input_positions=RESTARTED)  # without a causal mask
     attend(pe.attention, input_positions=RESTARTED)
     real = np.int32([[1, 1, 1, 0, 0, 0], [1] * 6])
     attend(causal, input_positions=pe.positions_from_mask(real), mask=real[:, None, None] > 0)
     queries, keys = np.int32([8, 9, 10, 11, 12, 13]), np.int32([0, 1, 0, 1, 12, 13])
-    attend(behind, input_positions=queries, key_positions=keys)  # the window ends after the restart
+    attend(causal_in_window, input_positions=queries, key_positions=keys)  # the window ends after the restart
     with pytest.raises(ValueError, match="key_positions must not return"):  # at times, the window counts tokens
-        attend(behind, input_positions=np.float32(queries), key_positions=np.float32(keys))
+        attend(causal_in_window, input_positions=np.float32(queries), key_positions=np.float32(keys))
 
 
 def test_masks_by_index_need_the_indices_of_queries():
-    """Those of queries beside more keys are unknown, so a mask by index would hide the wrong keys."""
+    """Times are masked by the index of tokens. Indices of queries beside more keys are unknown."""
     for attention in causal, functools.partial(pe.attention, window=(2, None)):
         with pytest.raises(ValueError, match="attention must bind neither causal nor window where .* 2 and 6"):
             attend(attention, TWO, input_positions=TIMES[4:], key_positions=TIMES)
