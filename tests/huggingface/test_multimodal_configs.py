@@ -1,4 +1,9 @@
-"""Positions of token ids by a config, against what transformers' own functions gave."""
+"""`positions_from_tokens`: the positions of token ids, by a config.
+
+- Positions are those of transformers' own functions: recorded values.
+- Every type whose positions have several coordinates is known, or refused by name.
+- Tokens, grids and times that contradict one another, and traced tokens, are refused.
+"""
 
 import jax
 import numpy as np
@@ -18,19 +23,20 @@ def test_positions_are_those_of_transformers(model):
     cases = [case for case in CASES if case["config"]["model_type"] == model]
     assert len(cases) > 1
     for case in cases:
-        given = {"video_seconds": case["video_seconds"]} if case.get("video_seconds") else {}
-        given |= {name: case[name] for name in ("image_grids", "video_grids")} | {"mask": np.array(case["mask"])}
-        got = hf.positions_from_tokens(case["config"], np.array(case["tokens"]), **given)
+        inputs = {"video_seconds": case["video_seconds"]} if case.get("video_seconds") else {}
+        inputs |= {name: case[name] for name in ("image_grids", "video_grids")} | {"mask": np.array(case["mask"])}
+        got = hf.positions_from_tokens(case["config"], np.array(case["tokens"]), **inputs)
         assert got.dtype == (np.float32 if model.startswith("qwen3_omni") else np.int32)
         np.testing.assert_array_equal(got, case["positions"])
 
 
-def test_every_type_with_coordinates_is_placed_or_refused():
-    """Those whose whole has a model_type in the table of plans."""
-    text = {name.removesuffix("_text") for name, model in MODELS.items() if model.sections}
-    assert text <= {*MULTIMODAL, *REFUSED, *THINKERS}
+def test_every_type_with_coordinates_is_read_or_refused():
+    """A language model "x_text" with sections of coordinates belongs to the whole model "x"."""
+    wholes = {name.removesuffix("_text") for name, model in MODELS.items() if model.sections}
+    assert wholes <= {*MULTIMODAL, *REFUSED, *THINKERS}
 
 
+# Token ids. 9 and 8 are placeholders, of the kind that each config says; the others are text.
 ROW = np.array([1, 2, 3, *[9] * 12, 4, 5, 6])
 BOTH = np.array([1, 2, 9, 9, 8, 8, 9, 9, 3, 4])
 QWEN = {"model_type": "qwen2_vl", "image_token_id": 9, "video_token_id": 8}
@@ -43,18 +49,20 @@ TIMED, TWO = VIDEO | {"video_seconds": [2.0]}, {"video_grids": [(2, 2, 4)], "vid
 
 @pytest.mark.parametrize("seconds", [2 / 25, 2 / 3])
 def test_times_are_float32_products_in_the_order_of_the_model(seconds):
-    row, grids = np.full(30, 9), {"video_grids": [(30, 2, 2)], "video_seconds": [seconds]}
+    """Qwen2.5-VL multiplies the rate by the seconds first, and Qwen2.5-Omni the frame's number by the seconds."""
+    tokens, grids = np.full(30, 9), {"video_grids": [(30, 2, 2)], "video_seconds": [seconds]}
     vl = QWEN_2_5 | {"vision_config": {"tokens_per_second": 25}}
     omni = {"model_type": "qwen2_5_omni_thinker", "video_token_id": 9}
     t, rate, step = np.arange(30, dtype=np.float32), np.float32(25), np.float32(seconds)
     for config, want in ((vl, t * (rate * step)), (omni, t * step * rate)):
-        got = np.asarray(hf.positions_from_tokens(config, row, **grids))[:, 0]
+        got = np.asarray(hf.positions_from_tokens(config, tokens, **grids))[:, 0]
         np.testing.assert_array_equal(got, np.floor(want))
 
 
 @pytest.mark.parametrize(
     ("words", "config", "given"),
     [
+        # words of the error (see `refused`), config, arguments beside or instead of tokens=ROW
         ("TypeError: positions_from_tokens: config must be a mapping", [QWEN], IMAGE),
         ("model_type is missing", {}, IMAGE),
         ("'qwen2_vl_text' is not known", {"model_type": "qwen2_vl_text"}, IMAGE),
@@ -83,11 +91,11 @@ def test_times_are_float32_products_in_the_order_of_the_model(seconds):
         ("is vision_config.tokens_per_second meant", QWEN_2_5 | {"vision_config": {"tokensPerSecond": 2}}, TIMED),
     ],
 )
-def test_what_is_refused(words, config, given):
+def test_invalid_inputs_are_refused(words, config, given):
     with refused(words):
         hf.positions_from_tokens(config, **{"tokens": ROW} | given)
 
 
-def test_tokens_are_known():
+def test_traced_tokens_are_refused():
     with pytest.raises(TypeError, match="tokens must be known, not traced"):
         jax.eval_shape(lambda t: hf.positions_from_tokens(QWEN, t), ROW)

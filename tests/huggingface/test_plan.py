@@ -1,4 +1,9 @@
-"""Plans, layers and query scales as values."""
+"""Plans and query scales as values.
+
+- A plan is static under `jit`, and equal to a plan with the same fields.
+- A plan made by hand names the parameters that it needs; no config says it.
+- A query scale is its formula.
+"""
 
 import functools
 
@@ -23,7 +28,7 @@ def test_a_plan_is_static_and_hashable():
     assert RotaryPlan(plan.layers, "interleaved") == plan and "parameters" not in repr(plan)
 
 
-def test_a_plan_made_by_hand_has_parameters_and_no_config():
+def test_a_plan_made_by_hand_names_its_parameters_and_has_no_config():
     learned = functools.partial(RotaryLayer, pe.geometric(6), head_dim=8, learned_log_factor="alpha")
     scale = HeadScale("layers.{layer}.s", "layers.{layer}.b", num_heads=3)
     plan = RotaryPlan((learned(query_scale=scale), learned()), "half", rotates_values=True)
@@ -47,13 +52,13 @@ def test_a_query_scale_is_its_formula_at_integers_and_at_floats(scale):
     want = query_scale(positions, scale.coefficient, scale.period, scale.offset, scale.variant)
     positions = np.array(positions, np.int32)
     both = jax.jit(lambda p: (scale(p), scale(p[:10].astype(np.float32))))
-    got, of_floats = jax.device_get(both(positions))
-    assert got.dtype == jnp.float32
-    np.testing.assert_allclose(got, want, rtol=2.5e-7)
-    np.testing.assert_array_equal(of_floats, got[:10])  # which float32 holds
+    at_integers, at_floats = jax.device_get(both(positions))
+    assert at_integers.dtype == jnp.float32
+    np.testing.assert_allclose(at_integers, want, rtol=2.5e-7)  # two units of 2⁻²³, rounded up
+    np.testing.assert_array_equal(at_floats, at_integers[:10])  # at positions that float32 represents
 
 
-def test_a_query_scale_holds_python_numbers():
+def test_a_query_scale_holds_python_numbers_and_an_offset_below_its_period():
     scale = QueryScale(np.float64(0.1), np.int64(4))  # type: ignore
     assert type(scale.coefficient) is float and type(scale.period) is int
     with pytest.raises(ValueError, match="QueryScale: offset must be below the period, 4, got 4"):

@@ -1,4 +1,7 @@
-"""What plans refuse, of language models and of vision towers: valid calls with a few arguments changed."""
+"""Plans of language models and of vision towers refuse invalid arguments.
+
+Each case is a valid call with a few arguments changed. Learned parameters and tables must not be sharded.
+"""
 
 import functools
 
@@ -12,8 +15,10 @@ import posenc_jax as pe
 from helpers.plans import refused
 from posenc_jax.hf import HeadScale, PatchGrid, RotaryLayer, RotaryPlan, VisionPlan
 
-X, AT, PLACES = np.ones((2, 5, 3, 8), np.float32), np.arange(5, dtype=np.int32), np.zeros((5, 2), np.int32)
-TABLE, TRACED = np.ones((4, 4, 1), np.float32), jax.ShapeDtypeStruct((), np.int32)
+X = np.ones((2, 5, 3, 8), np.float32)  # batch, tokens, heads, features
+AT, PLACES = np.arange(5, dtype=np.int32), np.zeros((5, 2), np.int32)  # positions in a text, and in a grid
+TABLE = np.ones((4, 4, 1), np.float32)  # rows, columns, features
+TRACED = jax.ShapeDtypeStruct((), np.int32)  # stands for a traced integer
 NOPE, FAST, SMALL, YARN = pe.geometric(0), pe.geometric(8), pe.geometric(4), pe.yarn(6, 100.0, 8.0, 64)
 LAYER = functools.partial(RotaryLayer, head_dim=8)
 HEADS = HeadScale("{layer}.s", "{layer}.b", num_heads=3)
@@ -22,15 +27,21 @@ PLAN = functools.partial(RotaryPlan, layers=(LAYER(FAST), LAYER(NOPE, query_scal
 TOWER = functools.partial(VisionPlan, layers=(LAYER(pe.axial(8, 2)),), layout="half", grids=(PatchGrid(),))
 
 
+# The calls below are valid, or lack one argument; a case of REFUSED changes their arguments.
+
+
 def rotate(*layers, **options):
+    """`rotate` of a plan with these layers."""
     return functools.partial(PLAN(layers=layers, **options).rotate, x=X, layer=0, head_axis=-2)
 
 
 def patches(**grid):
+    """`positions` of a tower with this grid."""
     return functools.partial(TOWER(grids=(PatchGrid(**grid),)).positions, shape=(4, 4))
 
 
 def rows(table, **grid):
+    """`table_rows` of a tower with this kind of table and this grid."""
     return functools.partial(TOWER(table=table, grids=(PatchGrid(**grid),)).table_rows, table=TABLE, shape=(4, 4))
 
 
@@ -40,9 +51,10 @@ PLAIN = rotate(LAYER(FAST), LAYER(NOPE))
 SCALED = functools.partial(PLAN(softmax_scale=1.7).rotate, X, 1, AT, head_axis=-2)
 LEARNING = LAYER(YARN, query_scale=HEADS, learned_log_factor="alpha")
 LEARNED = functools.partial(rotate(LEARNING), positions=AT, role="query", parameters=ARRAYS)
-UNEQUAL = rotate(LAYER(FAST), RotaryLayer(SMALL, head_dim=16))
+UNEQUAL = rotate(LAYER(FAST), RotaryLayer(SMALL, head_dim=16))  # heads of different widths
 SHIFT = functools.partial(PLAN().shift_keys, keys=X, layer=0, offset=7, head_axis=-2)
-MIXED = functools.partial(rotate(LAYER(pe.axial(8, 2)), LAYER(SMALL)), layer=TRACED)
+MIXED = functools.partial(rotate(LAYER(pe.axial(8, 2)), LAYER(SMALL)), layer=TRACED)  # positions of two axes and of one
+# Each layer has its own grid.
 UNLIKE = TOWER(layers=(LAYER(FAST),) * 2, grids=(PatchGrid(), PatchGrid(inside=2, shapes=((4, 4),)))).positions
 SLICES = functools.partial(TOWER(slices=2).rotate, x=jax.eval_shape(lambda: X), layer=0, positions=PLACES, head_axis=-2)
 
@@ -51,7 +63,7 @@ def row(call, words, **changes):
     return call, words, changes
 
 
-# Calls, what they refuse by words of the message, which is a ValueError unless it says otherwise, and the arguments.
+# A call, words of its error (see `refused`), and the arguments that make the call invalid.
 REFUSED = [
     row(FAST_LAYER, "TypeError: RotaryLayer: query_scale must be a QueryScale", query_scale=1.0),
     row(FAST_LAYER, "RotaryLayer: frequencies of width 8 must fit into a head_dim of 6", head_dim=6),
@@ -122,7 +134,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "words", "changes"), REFUSED, ids=range(len(REFUSED)))
-def test_what_is_refused(call, words, changes):
+def test_a_call_with_these_changes_is_refused(call, words, changes):
     call = functools.partial(call, **changes)
     traced = {name: x for name, x in call.keywords.items() if isinstance(x, jax.ShapeDtypeStruct)}
     with refused(words):
@@ -130,12 +142,12 @@ def test_what_is_refused(call, words, changes):
 
 
 @pytest.mark.parametrize("table", ["unknown", "by_coordinate", "tiled", "fixed", "linear_zeros_exchanged"])
-def test_a_table_that_resize_table_alone_does_not_resize(table):
+def test_tables_that_resize_table_alone_cannot_resize_have_no_resampling(table):
     with pytest.raises(ValueError, match=f"table must be one of .* for resize_table alone, got '{table}'"):
         TOWER(table=table).resampling  # noqa: B018
 
 
-def test_what_is_learned_must_be_whole(on_cpu):
+def test_learned_parameters_and_tables_must_not_be_sharded(on_cpu):
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,), devices=jax.devices("cpu")[:2])
     plan = PLAN(layers=(LAYER(FAST, learned_log_factor="a"),))
     with jax.set_mesh(mesh):

@@ -1,8 +1,7 @@
-"""What `rotary_from_config` reads a config as.
+"""`rotary_from_config` reads a config as this plan, and a config written from the plan gives the same plan.
 
-Each row is a model type and some keys of its config; the keys that it leaves out have the values of the class. Beside
-them stands the plan in words: how many layers, the features that rotate of those of a head, the base, other settings.
-`length` and `layout` are the arguments of these names. Values that transformers gave are in test_recorded.py.
+Each row of `READ` is a model type, its plan in words (see `in_words`) and some keys of its config; a key left out has
+the value of the class. `length` and `layout` are arguments. Values computed by transformers are in test_recorded.py.
 """
 
 import pytest
@@ -15,11 +14,16 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 SIZES = {"hidden_size": 64, "num_attention_heads": 4}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 LISTS = {"short_factor": [1.5] * 48, "long_factor": [2.5] * 48}
+# Settings that are left out of the words where they have these values.
 USUAL = {"rope_type": "default", "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "attention_factor": 1.0}
 
 
 def in_words(plan):
-    """Each run of equal layers: how many, the features that rotate of those of a head, the base, other settings."""
+    """The layers, the layout unless it is "half", the part unless it is "first", and the indexer.
+
+    Each run of equal layers is its length, rotated features of all features in a head, the base and unusual settings:
+    "2 x 64/128 10000 factor=2.0 rope_type=linear" or, without RoPE, "2 x -/128".
+    """
     words = [in_runs(map(layer_in_words, plan.layers))]
     words += [plan.layout] * (plan.layout != "half") + [plan.part] * (plan.part != "first")
     words += ["values rotate"] * plan.rotates_values
@@ -27,6 +31,7 @@ def in_words(plan):
 
 
 def layer_in_words(layer):
+    """One layer, such as "64/128 10000 factor=2.0 rope_type=linear"."""
     settings = dict(layer.settings)
     if settings.get("rope_type") != "proportional":
         settings.pop("partial_rotary_factor", None)
@@ -37,14 +42,15 @@ def layer_in_words(layer):
 
 
 def in_short(value):
+    """A setting: the first item of a long list, and floats with four decimals."""
     if isinstance(value, tuple) and len(value) > 3:
         return f"{value[0]}..."
     return round(value, 4) if isinstance(value, float) else value
 
 
-YARN = "factor=2048.0 original_max_position_embeddings=512 rope_type=yarn"
-YARN_BY_TYPE = {"rope_type": "yarn", "factor": 2048.0, "original_max_position_embeddings": 512}
-V4 = "interleaved; last; values rotate; indexer: "
+YARN_IN_WORDS = "factor=2048.0 original_max_position_embeddings=512 rope_type=yarn"
+YARN = {"rope_type": "yarn", "factor": 2048.0, "original_max_position_embeddings": 512}
+V4_IN_WORDS = "interleaved; last; values rotate; indexer: "
 READ = [
     # without a model_type
     row(
@@ -75,7 +81,7 @@ READ = [
     row("step3p7", "2 x 128/128 10000", text_config={"model_type": "ignored", "num_hidden_layers": 2}),
     row("voxtral", "2 x 128/128 1e+08", text_config={"num_hidden_layers": 2}),
     row("dia", "2 x 128/128 10000", decoder_config={"num_hidden_layers": 2}),
-    # keys that make no difference, and other names of keys
+    # keys that change nothing, and other names of keys
     row(
         "llama",
         "32 x 128/128 10000",
@@ -406,16 +412,16 @@ READ = [
         "61 x 64/192 10000; interleaved; last; indexer: 61 x 64/128 10000; interleaved",
         indexer_rope_interleave=True,
     ),
-    row("deepseek_v4", f"43 x 64/512 160000; {V4}43 x 64/128 160000; interleaved; last"),
+    row("deepseek_v4", f"43 x 64/512 160000; {V4_IN_WORDS}43 x 64/128 160000; interleaved; last"),
     row(
         "deepseek_v4",
-        f"1 x 64/512 10000, 1 x 64/512 160000 attention_factor=1.7625 {YARN}; {V4}"
-        f"1 x 64/128 10000, 1 x 64/128 160000 attention_factor=1.7625 {YARN}; interleaved; last",
+        f"1 x 64/512 10000, 1 x 64/512 160000 attention_factor=1.7625 {YARN_IN_WORDS}; {V4_IN_WORDS}"
+        f"1 x 64/128 10000, 1 x 64/128 160000 attention_factor=1.7625 {YARN_IN_WORDS}; interleaved; last",
         num_hidden_layers=2,
         compress_ratios=[0, 4],
         rope_parameters={
             "main": {"rope_theta": 1e4, "partial_rotary_factor": 0.125},
-            "compress": YARN_BY_TYPE | {"rope_theta": 1.6e5, "partial_rotary_factor": 0.125},
+            "compress": YARN | {"rope_theta": 1.6e5, "partial_rotary_factor": 0.125},
         },
     ),
     row(
@@ -445,14 +451,14 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("config", "plan"), READ, ids=[f"{i} {x['model_type']}" for i, (x, _) in enumerate(READ)])
-def test_what_is_read(config, plan):
-    found = read(config)
-    assert in_words(found) == plan
-    assert rotary_from_config(plan_to_config(found), length=found.length) == found
+@pytest.mark.parametrize(("config", "words"), READ, ids=[f"{i} {x['model_type']}" for i, (x, _) in enumerate(READ)])
+def test_a_config_is_read_as_this_plan(config, words):
+    plan = read(config)
+    assert in_words(plan) == words
+    assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan
 
 
-# Types that are not in transformers, by what they are with four layers of 32 heads of 128 features
+# Types that are not in transformers, by their plan in words: four layers of 4,096 features and 32 heads.
 REMOTE = {
     "3 x 128/128 10000, 1 x -/128": "exaone4_5_text",
     "4 x 128/128 10000": "aquila baichuan deepseek Dream dream hunyuan internlm internlm2 llada mimo minicpm openelm "
@@ -471,23 +477,24 @@ REMOTE = {
 }
 
 
-def test_types_that_are_not_in_transformers():
-    sizes, found = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 4}, {}
+def test_types_that_are_not_in_transformers_are_read_as_these_plans():
+    sizes, types_of = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 4}, {}
     for name in MODELS.keys() - FACTS["types"].keys():
-        keys = {} if MODELS[name].theta else {"rope_theta": 1e5}
+        keys = {} if MODELS[name].theta else {"rope_theta": 1e5}  # of types that have no default
         keys |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64} if MODELS[name].latent else {}
         keys |= {"seq_length": 2048, "use_dynamic_ntk": False} if name == "qwen" else {}
-        found.setdefault(in_words(read({"model_type": name} | sizes | keys)), []).append(name)
-    assert {words: sorted(names) for words, names in found.items()} == {
+        types_of.setdefault(in_words(read({"model_type": name} | sizes | keys)), []).append(name)
+    assert {words: sorted(names) for words, names in types_of.items()} == {
         words: sorted(names.split()) for words, names in REMOTE.items()
     }
 
 
-def test_a_config_may_have_to_dict():
+def test_a_config_may_be_an_object_with_to_dict():
     assert rotary_from_config(WithToDict({"model_type": "llama"})) == read({"model_type": "llama"})
 
 
-# The classes do not read these keys, and published files contradict them; DeepSeek-V4's is that of sliding layers.
+# Keys that change nothing: no class reads the shares, and published files contradict them. DeepSeek-V4's rope_theta is
+# that of its sliding layers.
 IGNORED = {
     "bailing_hybrid": "partial_rotary_factor",
     "dots3_note_text": "partial_rotary_factor",
@@ -497,6 +504,8 @@ IGNORED = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_base_or_a_share_changes_the_plan_or_is_an_error(name):
+    """No class has the values below. A plan without rotations, and keys in IGNORED, may stay as they are."""
+
     def plan(**more):
         try:
             return read(
@@ -509,5 +518,5 @@ def test_a_base_or_a_share_changes_the_plan_or_is_an_error(name):
     values = {"rope_theta": 12345.0, "rotary_emb_base": 12345.0, "partial_rotary_factor": 0.375, "rotary_pct": 0.375}
     for key, value in values.items():
         found = plan(**{key: value})
-        still = found and not any(layer.rotary_dim for layer in found.layers)
-        assert found is None or still or found != usual or IGNORED.get(name) == key, key
+        never_rotates = found and not any(layer.rotary_dim for layer in found.layers)
+        assert found is None or never_rotates or found != usual or IGNORED.get(name) == key, key

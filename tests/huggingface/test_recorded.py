@@ -1,7 +1,8 @@
 """`rotary_from_config` beside transformers: recorded values, whose files name the releases.
 
-Every model type has the layout, the rotating layers, the frequencies and the defaults of its class. Every rope type has
-the true frequencies. The layers of models rotate queries and keys, and scale them, as theirs do.
+- Every model type has the layout, the rotating layers, the frequencies and the defaults of its class.
+- Every rope type has the true frequencies.
+- Layers of models rotate queries and keys, and scale queries, as the layers of transformers do.
 """
 
 import functools
@@ -19,34 +20,34 @@ from posenc_jax.hf import frequencies_from_rope_parameters, plan_to_config, rota
 
 
 TYPES = recorded.cases("hf_model_types")
-# Keys that the classes of these types fill in, and that their cases say.
+# Keys that a case has with the values that its class fills in.
 FILLED = "rope_parameters", "layer_types", "layers_block_type"
-# Types whose cases say something else than their classes.
+# Types whose cases have other values than their classes fill in.
 OTHERWISE = set(
     "cohere_compass_text deepseek_v4 dory glm4v_text glm_image_text granitemoehybrid lfm2_moe minimax "
     "minimax_m3_vl_text qwen4_exp_text zamba2".split()
 )
 CONFIGS = [case["config"] for case in TYPES if case["config"]["model_type"] not in OTHERWISE]
 LEFT_OUT = [(config, key) for config in CONFIGS for key in FILLED if key in config]
-# Their patterns follow from nothing that a config says.
+# Types whose configs must list their layer types, because no other key gives the pattern.
 MUST_LIST = set("flint laguna lfm3 mellum mimo_v2_flash zaya".split())
 
 
 @pytest.mark.parametrize("case", TYPES, ids=lambda case: case["config"]["model_type"])
 def test_a_model_type_has_the_values_of_its_class(case):
+    """A recorded spectrum is its number of pairs, its slowest frequency and its amplitude."""
     plan = rotary_from_config(case["config"], length=4096)
     assert rotary_from_config(plan_to_config(plan), length=plan.length) == plan
-    assert plan.layout == (case["layout"] or plan.layout)
-    if case["turns"]:
+    assert case["layout"] in (None, plan.layout)
+    if case["turns"]:  # for each layer, whether it rotates
         assert [layer.rotary_dim > 0 for layer in plan.layers] == list(map(bool, case["turns"]))
     found = {layer.frequencies for layer in plan.layers if layer.rotary_dim}
     slowest_of = {f: min(f.angular[f.angular != 0], key=abs) for f in found}
     ours = sorted((f.num_pairs, slowest_of[f], f.attention_factor) for f in found)
-    (*exact, slowest), (*wanted, slowest_wanted) = (
-        np.reshape(x, (-1, 3)).T[[0, 2, 1]] for x in (ours, case["spectra"])
-    )
-    np.testing.assert_array_equal(exact, wanted)
-    np.testing.assert_allclose(slowest, slowest_wanted, rtol=recorded.bound_of_float32(1e8))
+    pairs, slowest, amplitudes = np.reshape(ours, (-1, 3)).T
+    want_pairs, want_slowest, want_amplitudes = np.reshape(case["spectra"], (-1, 3)).T
+    np.testing.assert_array_equal([pairs, amplitudes], [want_pairs, want_amplitudes])
+    np.testing.assert_allclose(slowest, want_slowest, rtol=recorded.bound_of_float32(1e8))
 
 
 @pytest.mark.parametrize(("config", "key"), LEFT_OUT, ids=[f"{config['model_type']}-{key}" for config, key in LEFT_OUT])
@@ -64,14 +65,14 @@ def test_a_key_left_out_has_the_value_of_the_class(config, key):
 
 @pytest.mark.parametrize("case", recorded.cases("hf_frequencies"), ids=lambda case: case["name"])
 def test_frequencies_are_the_true_ones_and_those_of_transformers(case):
-    """Within 2⁻¹²⁷ cycles of the truth, and within a float32 computation of transformers."""
+    """Within 2⁻¹²⁷ cycles of the formula, and within the rounding of transformers, which computes in float32."""
     config, head_dim, length = case["config"], case["head_dim"], case["length"]
     rope, limit = config["rope_parameters"], config["max_position_embeddings"]
     settings = rope | {"max_position_embeddings": limit}
     found = frequencies_from_rope_parameters(head_dim, rope["rope_theta"], settings, length=length)
     assert {layer.frequencies for layer in rotary_from_config(config, length=length).layers} == {found}
     omega, amplitude = spectra.from_parameters(rope, head_dim, limit, length)
-    assert max(abs(a - b) for a, b in zip(found.cycles, spectra.turns(omega), strict=True)) <= 2
+    assert max(abs(a - b) for a, b in zip(found.cycles, spectra.turns(omega), strict=True)) <= 2  # units of 2⁻¹²⁸
     for factor in (found.attention_factor, case["attention_factor"]):
         assert abs(factor - amplitude) <= 4e-16 * amplitude
     np.testing.assert_allclose(case["frequencies"], found.angular, rtol=recorded.bound_of_float32(rope["rope_theta"]))
@@ -84,36 +85,37 @@ MODELS = recorded.rotations()["models"]
 
 
 def plan_of(model):
+    """The plan for the length of the recorded sequences."""
     return rotary_from_config(model["config"], length=int(model["positions"].max()) + 1)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_which_layers_rotate_and_how_they_are_scaled(name):
+def test_layers_rotate_and_scale_queries_where_those_of_transformers_do(name):
     model = MODELS[name]
     plan = plan_of(model)
     assert (plan.layout, plan.part, len(plan.layers)) == (model["layout"], model["part"], len(model["layers"]))
     for ours, theirs in zip(plan.layers, model["layers"], strict=True):
+        # Of latent attention, whose YaRN multiplies the usual scale of scores.
         scale = theirs["softmax_scale"] * math.sqrt(theirs["q_attended"].shape[-1]) if plan.part == "last" else 1
         assert plan.softmax_scale == pytest.approx(scale, rel=1e-15)
         assert ours.head_dim == theirs["q_attended"].shape[-1]
         assert (ours.rotary_dim > 0) == theirs["turns"]
-        np.testing.assert_array_equal(theirs["k_attended"], theirs["k_rotated"])
+        np.testing.assert_array_equal(theirs["k_attended"], theirs["k_rotated"])  # keys have no scale
         query, rtol = theirs["q_rotated"], 0
         if ours.query_scale:
-            query, rtol = (
-                query * np.asarray(jax.jit(ours.query_scale)(model["scale_positions"]))[:, None, :, None],
-                3e-7,
-            )
+            scale = np.asarray(jax.jit(ours.query_scale)(model["scale_positions"]))
+            query, rtol = query * scale[:, None, :, None], 3e-7
         np.testing.assert_allclose(query, theirs["q_attended"], rtol=rtol)
 
 
 def queries_and_keys(layer, suffix=""):
-    return np.concatenate([layer[f"{role}{suffix}"] for role in "qk"], -3)  # along the heads
+    """Recorded queries and keys, joined along the heads: before rotation, or after it with the suffix "_rotated"."""
+    return np.concatenate([layer[f"{role}{suffix}"] for role in "qk"], -3)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_layer_rotates_as_in_transformers(name):
-    """Within 1e-6 of each pair's length, by frequencies in float32 that transformers computed."""
+    """With the float32 frequencies of transformers, each rotated pair is within 1e-6 of its length."""
     model, plan = MODELS[name], plan_of(MODELS[name])
     pairs = zip(plan.layers, model["layers"], strict=True)
     layers = [(ours.frequencies, theirs) for ours, theirs in pairs if theirs["turns"]]

@@ -1,4 +1,6 @@
-"""Images, prefixes and encoders: rows of docs/attention_models.md give the masks of transformers, scales and caps."""
+"""Models with images, prefixes or encoders: rows of docs/attention_models.md give the recorded masks,
+scales and caps of transformers.
+"""
 
 import jax
 import numpy as np
@@ -9,8 +11,10 @@ from helpers import pages
 from oracles import recorded
 
 PAGE = "docs/attention_models.md"
-LENGTH = 20  # of all masks, which single tokens fill up: rows that differ in numbers alone share a program
+# All sequences are filled up to this length, with tokens in no block: rows that differ only in numbers share a program.
+LENGTH = 20
 RECORDED = {case["model"]: case for case in recorded.cases("hf_masks")}
+# By model and kind of layers, the code of the options.
 ROWS = {
     (model.partition(",")[0], layers): pages.code_in(options)
     for model, layers, *_, options, _ in pages.rows(PAGE, "model | layers | blocks")
@@ -19,9 +23,10 @@ ROWS = {
 
 
 def options_of(model, layers):
-    """What the page says, with the numbers of the model's config and the orders of its blocks."""
+    """The options in a row, with the numbers of the model's config; `by_block` is the option of tokens in blocks."""
     names = dict(RECORDED[model])
-    if blocks := names.get("blocks"):
+    blocks = names.get("blocks")
+    if blocks:
         block_order = pages.run(pages.definition(PAGE, "block_order"), {"jnp": np})["block_order"]
         order, p = block_order(np.array([blocks + [-1] * (LENGTH - len(blocks))])), np.arange(LENGTH)
         names["by_block"] = {"query_order": order, "key_order": order, "query_positions": p, "key_positions": p}
@@ -29,11 +34,12 @@ def options_of(model, layers):
 
 
 @pytest.mark.parametrize(("model", "layers"), ROWS)
-def test_the_row_is_the_models_mask(model, layers):
-    """Each query gives the same share to every key that it sees."""
+def test_the_row_gives_the_mask_of_the_model(model, layers):
+    """Queries of zeros and one-hot values: the output is 1/n for each of the n keys that a query sees."""
     case, options = RECORDED[model], {"scale": 8**-0.5} | options_of(model, layers)
     static = {name: options.pop(name) for name in ("causal", "window", "logits_soft_cap") if name in options}
-    calls = [np.array([list(map(int, row)) for row in mask]) for mask in case[layers]]  # two where keys are cached
+    # The masks (queries, keys) of each call; in a second call, the keys of the first one are cached.
+    calls = [np.array([list(map(int, row)) for row in mask]) for mask in case[layers]]
     n = calls[-1].shape[1]
     q, values = np.zeros((1, LENGTH, 1, 8), np.float32), np.eye(LENGTH, dtype=np.float32)[None, :, None]
     attend = jax.jit(lambda q, v, options: pe.attention(q, q, v, **static, **options))
@@ -45,5 +51,6 @@ def test_the_row_is_the_models_mask(model, layers):
 
 
 def test_every_recorded_layer_with_a_mask_has_a_row():
+    # A "0" in a recorded mask is a key that a query does not see.
     layers = [(model, kind) for model in RECORDED for kind in ("sliding", "full")]
     assert {x for x in layers if "0" in str(RECORDED[x[0]].get(x[1]))} == ROWS.keys()

@@ -1,4 +1,7 @@
-"""What `rotary_from_config` refuses: a model type and some keys of its config, and words of the error."""
+"""`rotary_from_config` refuses a config that it cannot read rightly, with an error that names the key or the type.
+
+Rows are a model type, words of the error and some keys of its config.
+"""
 
 import re
 
@@ -247,12 +250,12 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("config", "words"), REFUSED, ids=[f"{i} {x['model_type']}" for i, (x, _) in enumerate(REFUSED)]
 )
-def test_what_is_refused(config, words):
+def test_a_config_is_refused_with_these_words(config, words):
     with pytest.raises((ValueError, TypeError), match=f"^rotary_from_config: .*{re.escape(words)}"):
         read(config)
 
 
-# By the constraint: a model type, a key and a value.
+# By a regular expression for the constraint: model types, and keys with refused values.
 BY_KEY = {
     "must be at (least|most) ": {
         "axk2": {"index_head_dim": 16},
@@ -284,7 +287,7 @@ BY_KEY = {
     "is not read by model_type": {"llama": {"my_rope_key": 1, "rope_on_values": True}},
     "is not .* is rope_theta meant": {"llama": {"ropeTheta": 1}},
     "is not .* is num_hidden_layers meant": {"llama": {"num_hidden_layerz": 1}},
-    # what the code of a model type does in another way
+    # keys that ask for something else than the code of a model type does
     "contradicts (the code|that) of model_type": {
         "jamba": {"position_embedding_type": "rope"},
         "llama": {"alibi": True, "use_rope": False, "position_embedding_type": "alibi", "rope_interleave": True},
@@ -292,7 +295,7 @@ BY_KEY = {
         "qwen2_vl_text": {"rotary_emb_interleaved": True},
     },
     "divides the positions": {"chatglm": {"rope_ratio": 16}},
-    # what it does not read, with another value than that of the code
+    # keys that the code of a model type does not read, with another value than the fixed one of that code
     "must be .* in model_type": {
         "bailing_hybrid": {"rotary_dim": 66},
         "chatglm": {"original_rope": False, "position_encoding_2d": True},
@@ -331,12 +334,13 @@ BY_KEY = {
         for item in keys.items()
     ],
 )
-def test_a_value_of_a_key_that_is_refused(constraint, model_type, key, value):
+def test_a_value_is_refused_with_its_key_and_the_constraint(constraint, model_type, key, value):
     with pytest.raises((ValueError, TypeError), match=f"^rotary_from_config: .*{key}( = .*)? {constraint}"):
         read({"model_type": model_type, key: value})
 
 
-def test_types_without_rotary_embedding():
+def test_types_without_rotary_embedding_are_refused_by_name():
+    """Among them those whose class, by facts.json, has no rotary code."""
     assert {"bert", "t5", "vit", "whisper"} <= {*FACTS["without_rope"]} - MODELS.keys()
     for name in TYPES_REFUSED.keys() - MODELS.keys():
         with pytest.raises(ValueError, match=f"^rotary_from_config: model_type '{name}' is not read: "):

@@ -1,4 +1,7 @@
-"""`frequencies_from_rope_parameters`: coordinates, errors, the cache; test_recorded.py has its values."""
+"""`frequencies_from_rope_parameters` divides pairs among coordinates, checks its arguments and caches its results.
+
+Its errors are those of `rotary_from_config`, under its own name. Values are in test_recorded.py.
+"""
 
 import numpy as np
 import pytest
@@ -28,7 +31,7 @@ def test_sections_divide_the_pairs_among_coordinates():
         ({"rope_type": "linear", "factor": True}, "rope_parameters.factor must be a number"),
     ],
 )
-def test_errors_are_those_of_the_reader_under_its_own_name(settings, words):
+def test_errors_are_those_of_rotary_from_config_under_the_functions_name(settings, words):
     config = {"num_hidden_layers": 1, "head_dim": 64, "rope_interleave": False, "rope_theta": 1e4}
     with pytest.raises((TypeError, ValueError), match=words) as of_reader:
         rotary_from_config(config | {"rope_parameters": settings})
@@ -48,7 +51,7 @@ def test_errors_are_those_of_the_reader_under_its_own_name(settings, words):
         (0, 1e4, {}, "head_dim must be at least 1"),
     ],
 )
-def test_arguments_are_checked(head_dim, base, settings, words):
+def test_invalid_arguments_are_refused(head_dim, base, settings, words):
     with pytest.raises((TypeError, ValueError), match=words):
         frequencies_from_rope_parameters(head_dim, base, settings)
 
@@ -57,7 +60,8 @@ def test_results_are_cached_by_value_and_type():
     def read(**changes):
         return frequencies_from_rope_parameters(64, 1e4, LONGROPE | changes, length=9)
 
-    assert read() is read(short_factor=np.array(LONGROPE["short_factor"])) != read(short_factor=[1.0] * 32)
+    assert read() is read(short_factor=np.array(LONGROPE["short_factor"]))
+    assert read() != read(short_factor=[1.0] * 32)
     assert frequencies_from_rope_parameters(64, 1e4, {"mrope_section": [8, 12, 12]}).num_axes == 3
-    with pytest.raises(TypeError, match="must be an integer"):  # equal to the list before
+    with pytest.raises(TypeError, match="must be an integer"):  # though 8.0 == 8, this list is not found in the cache
         frequencies_from_rope_parameters(64, 1e4, {"mrope_section": [8.0, 12.0, 12.0]})

@@ -1,4 +1,7 @@
-"""Plans as tables, in text and in HTML: a row for equal layers, and a column for each fact that some layer has."""
+"""A plan prints as a table, in text and in HTML: equal layers share a row, and a fact that some layer has is a column.
+
+An indexer has a table of its own; a vision tower's table has its grid.
+"""
 
 import re
 
@@ -23,19 +26,19 @@ layers    kind               base     rotated     rope type         layout  wind
 
 
 def cells(plan):
-    """The rows of a plan's table by the names of its columns."""
+    """The rows of a plan's HTML table, each a dict from names of columns to cells."""
     names, *rows = (re.findall("<t[hd]>(.*?)</t", line) for line in plan._repr_html_().split("<tr>")[1:])
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def test_text_has_one_row_for_equal_layers():
+def test_in_text_equal_layers_share_a_row():
     plan = rotary_from_config(GEMMA)
     assert str(plan) == TABLE
     assert repr(plan).startswith("RotaryPlan(layers=(RotaryLayer(")
 
 
 @pytest.mark.filterwarnings("ignore:The chararray class")  # treescope's
-def test_notebooks_show_html_which_is_escaped():
+def test_notebooks_show_the_table_as_escaped_html():
     page = rotary_from_config(GEMMA)._repr_html_()
     assert page.startswith("<table><caption>RotaryPlan of 8 layers</caption><tr><th>layers</th><th>kind</th>")
     assert page.count("</tr>") == 3 and page.endswith("</td></tr></table>")
@@ -44,7 +47,8 @@ def test_notebooks_show_html_which_is_escaped():
     assert "<caption>RotaryPlan of 1 layer</caption>" in treescope.render_to_html(plan, compressed=False)
 
 
-def test_what_does_not_rotate_and_what_is_not_known():
+def test_layers_without_rotation_have_a_row_and_unknown_facts_no_column():
+    """These layers have no kind, window or scale of scores."""
     a, b = RotaryLayer(64, 128), RotaryLayer(0, 128)
     plan = RotaryPlan((a, b, a, a, b, a), "interleaved", "last")
     first, second = cells(plan)
@@ -58,9 +62,9 @@ SECTIONS = pe.multi_section(64, (8, 12, 12))
 
 
 @pytest.mark.parametrize(
-    ("column", "text", "layer"),
+    ("column", "text", "layer"),  # the cell's text in this layer's row
     [
-        ("base", "?", RotaryLayer(pe.linear_scaling(64, 8.0), 128)),  # no geometric spectrum
+        ("base", "?", RotaryLayer(pe.linear_scaling(64, 8.0), 128)),  # frequencies that are no geometric series
         ("base", "100", RotaryLayer(pe.axial(64, 2, 100.0), 64)),
         ("base", "10000", RotaryLayer(SECTIONS, 64)),
         ("coordinates", "8+12+12", RotaryLayer(SECTIONS, 64)),
@@ -72,17 +76,18 @@ SECTIONS = pe.multi_section(64, (8, 12, 12))
         ("window", "chunks of 8192", RotaryLayer(64, 64, chunk=8192)),
     ],
 )
-def test_columns(column, text, layer):
+def test_a_layer_has_this_text_in_this_column(column, text, layer):
+    """The plan has another layer, so that some facts differ between layers."""
     assert cells(RotaryPlan((layer, RotaryLayer(32, 32)), "half"))[0].get(column) == text
 
 
-def test_an_indexer_has_a_table():
+def test_an_indexer_has_a_table_of_its_own():
     plan = rotary_from_config({"model_type": "deepseek_v32", "num_hidden_layers": 2})
     assert str(plan).split("\n\nindexer: ")[1] == str(plan.indexer)
     assert "64 of 128" in str(plan.indexer) and plan._repr_html_().count("<table>") == 2
 
 
-def test_a_tower_has_a_grid():
+def test_the_table_of_a_tower_has_its_grid():
     tower = {"depth": 4, "hidden_size": 160, "num_heads": 2, "window_size": 112, "fullatt_block_indexes": [1]}
     plan = vision_rotary_from_config({"model_type": "qwen2_5_vl", "vision_config": tower})
     assert str(plan).startswith("VisionPlan of 4 layers, table none\n")

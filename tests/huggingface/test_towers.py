@@ -1,4 +1,8 @@
-"""Vision towers rotate their patches, and add rows of learned tables to them, as in transformers: recorded values."""
+"""Plans of vision towers beside transformers: recorded values.
+
+- A tower's patches are rotated as by its model.
+- The rows of a learned table that patches get are those of the model.
+"""
 
 import jax
 import numpy as np
@@ -11,28 +15,29 @@ from posenc_jax.hf._towers import TOWERS
 
 CASES = {case["config"]["model_type"]: case for case in recorded.cases("hf_towers")}
 TABLES = {case["config"]["model_type"]: case for case in recorded.cases("hf_tower_tables")}
-# What memory attention attends to beside the patches of two frames.
-OBJECTS = 2  # pointers to objects, which do not rotate, after the frames
-LATENTS = 3  # of each frame in EdgeTAM's memory, without a place, before those of a grid
-LATENT_GRID = 2, 4
+# In memory attention, the keys are two frames and then pointers to objects.
+OBJECTS = 2  # pointers to objects, which are not rotated
+# A frame in EdgeTAM's memory is latent vectors without positions, and then a grid of latent vectors.
+LATENTS, LATENT_GRID = 3, (2, 4)
 
 
 def shapes_of(case):
-    """Of the images, (height, width), and of the videos, (time, height, width)."""
+    """The shapes of images as (height, width), and of videos as (time, height, width)."""
     return [tuple(image[1:] if image[0] == 1 else image) for image in case["images"]]
 
 
 def positions_of(plan, case, layer):
     """The positions of the queries of a layer, (tokens, axes)."""
-    merges = case["config"]["model_type"] == "video_llama_3_vision"  # that comes with each image
-    images = [
-        plan.positions(shape, layer, **({"merge_size": len(shape) - 1} if merges else {})) for shape in shapes_of(case)
-    ]
+    images = []
+    for shape in shapes_of(case):
+        # VideoLLaMA 3 gets a merge size with each input: here 1 for images and 2 for videos.
+        options = {"merge_size": len(shape) - 1} if case["config"]["model_type"] == "video_llama_3_vision" else {}
+        images.append(plan.positions(shape, layer, **options))
     return np.concatenate(images)
 
 
 def memory_of(plan, case, layer):
-    """The positions of the keys of two frames in memory, and of pointers to objects."""
+    """The positions of the keys of memory attention; what is not rotated is at (0, 0)."""
     frames = plan.positions((2, *case["images"][0][1:]), layer)
     if case["config"]["model_type"] == "edgetam_video":
         frame = np.pad(plan.positions(LATENT_GRID, layer), ((LATENTS, 0), (0, 0)))
@@ -41,7 +46,8 @@ def memory_of(plan, case, layer):
 
 
 @pytest.mark.parametrize("model_type", TOWERS)
-def test_each_tower_rotates_as_its_model(model_type):
+def test_each_tower_rotates_patches_as_its_model(model_type):
+    """Of each layer, some of the `count` vectors are recorded, before and after their rotation."""
     case = CASES[model_type]
     plan = vision_rotary_from_config(case["config"])
     assert [i for i, layer in enumerate(plan.layers) if layer.rotary_dim] == case["attending"]
@@ -53,7 +59,7 @@ def test_each_tower_rotates_as_its_model(model_type):
 
 
 @pytest.mark.parametrize("model_type", TABLES)
-def test_each_table_reaches_the_patches_as_in_its_model(model_type):
+def test_patches_get_the_rows_of_a_table_that_they_get_in_the_model(model_type):
     case = TABLES[model_type]
     plan, table = vision_rotary_from_config(case["config"]), np.float32(case["table"])[..., None]
     rows = np.concatenate(jax.jit(lambda table: [plan.table_rows(table, shape) for shape in shapes_of(case)])(table))

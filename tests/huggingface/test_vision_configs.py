@@ -1,4 +1,9 @@
-"""`vision_rotary_from_config`: where a tower stands in a config, what the class fills in, and what is refused."""
+"""`vision_rotary_from_config` reads the vision tower of a config.
+
+- It finds the tower where models have it in their configs.
+- What a config leaves out has the value of the class.
+- A config that it cannot read rightly is refused, with an error that names the key; no value crashes.
+"""
 
 import numpy as np
 import pytest
@@ -17,6 +22,7 @@ QWEN |= {"spatial_patch_size": 14, "window_size": 112, "fullatt_block_indexes": 
 PLAIN = {"hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 2}
 PIXTRAL = PLAIN | {"model_type": "pixtral"}
 SAM_3 = PLAIN | {"global_attn_indexes": [1]}
+# Recorded configs, one for each tower, and what the package knows of the tower.
 CASES = [(case["config"], TOWERS[case["config"]["model_type"]]) for case in recorded.cases("hf_towers")]
 
 
@@ -28,7 +34,8 @@ CASES = [(case["config"], TOWERS[case["config"]["model_type"]]) for case in reco
     [
         QWEN | {"model_type": "qwen2_5_vl"},
         {"model_type": "qwen2_5_vl", "vision_config": QWEN},
-        {"model_type": "qwen2_5_vl", "vision_config": QWEN | {"model_type": "pixtral"}},  # which its class ignores
+        # the class ignores the model_type of the part
+        {"model_type": "qwen2_5_vl", "vision_config": QWEN | {"model_type": "pixtral"}},
         {"model_type": "qwen2_5_vl", "vision_config": QWEN, "rope_theta": 1e6, "rope_scaling": {"type": "mrope"}},
         {"model_type": "my_wrapper", "vision_config": {"model_type": "qwen2_5_vl_vision"} | QWEN},
         {"model_type": "hyperclovax_vision_v2", "vision_config": QWEN},
@@ -36,11 +43,11 @@ CASES = [(case["config"], TOWERS[case["config"]["model_type"]]) for case in reco
     ],
     ids=range(7),
 )
-def test_a_tower_within_a_model(config):
+def test_the_tower_of_a_model_is_read_as_the_tower_alone(config):
     assert read(config) == read({"model_type": "qwen2_5_vl_vision"} | QWEN)
 
 
-def test_other_places_of_a_tower():
+def test_towers_are_found_in_other_parts_of_a_config():
     omni = {"model_type": "qwen2_5_omni", "thinker_config": {"vision_config": QWEN}}
     assert read(omni).grids == read(QWEN | {"model_type": "qwen2_5_vl"}).grids
     unsized = {"model_type": "hyperclovax_vision_v2", "vision_config": {"model_type": "qwen2_5_vl"}}
@@ -53,7 +60,8 @@ def test_other_places_of_a_tower():
 def test_sam_3_has_windows_and_whole_grids():
     plan = read(SAM_3 | {"model_type": "sam3_vit_model"})
     assert read({"model_type": "sam3", "vision_config": {"backbone_config": SAM_3}}) == plan
-    assert plan.layers[1].frequencies == pe.linear_scaling(plan.layers[0].frequencies, 3.0)  # 72 / 24
+    # Layer 0 has windows of 24 × 24 patches, and layer 1 the whole grid of 72 × 72.
+    assert plan.layers[1].frequencies == pe.linear_scaling(plan.layers[0].frequencies, 3.0)
     assert plan.positions((5, 7), 0).shape == (576, 2) and plan.positions((72, 72), 1).shape == (5184, 2)
     assert np.asarray(plan.positions((72, 72), 1))[73].tolist() == [1, 1]
     tower = {"backbone_config": SAM_3 | {"patch_size": 28}}
@@ -64,7 +72,8 @@ def test_sam_3_has_windows_and_whole_grids():
 # What may be missing: the class has it
 
 
-def test_sizes_and_bases_of_the_class():
+def test_sizes_and_bases_left_out_are_those_of_the_class():
+    """77.0 is the base of no class."""
     for config, facts in CASES:
         name, base, plan = {"model_type": config["model_type"]}, facts.rope["rope_theta"], read(config)
         nulls = dict.fromkeys(["rope_parameters", "rope_scaling"])
@@ -77,7 +86,7 @@ def test_sizes_and_bases_of_the_class():
     assert read(sam_2 | {"memory_attention_rope_theta": 77.0}) == read(sam_2 | {"rope_theta": 77.0})
 
 
-def test_other_names_of_keys():
+def test_a_key_may_have_its_other_name_but_not_another_value():
     for config, facts in CASES:
         for key in {facts.hidden, facts.heads, facts.depth} & facts.names.keys():
             written, other = (key, facts.names[key]) if key in config else (facts.names[key], key)
@@ -86,7 +95,7 @@ def test_other_names_of_keys():
                 read(config | {other: 2 * config[written]})
 
 
-def test_grids_of_the_class():
+def test_grids_and_rotating_layers_are_those_of_the_class():
     def first(model_type, **config):
         return read(PLAIN | {"model_type": model_type} | config).grids[0]
 
@@ -107,21 +116,23 @@ def test_grids_of_the_class():
 # What is refused
 
 
-def test_a_misspelled_key_of_every_tower():
-    """A size is missing and a key is near its name; other unknown keys are ignored, as by the class."""
+def test_a_misspelled_size_is_refused_in_every_tower():
+    """Unknown keys that are near no missing key are ignored, as by the class."""
     for config, facts in CASES:
         for key in {facts.hidden, facts.heads, facts.depth} & config.keys():
-            word = key[:3] + key[4:]
+            word = key[:3] + key[4:]  # without one letter
             with pytest.raises(ValueError, match=f"{word} = .* is not read by .*: is {key} meant"):
                 read({word if k == key else k: v for k, v in config.items()})
         assert read(config | {"my_key": 3, "moe_layer_freq": 2}) == read(config)
 
 
 def plain(model_type, words, **config):
+    """A row whose config has the sizes of `PLAIN`."""
     return row(model_type, words, **PLAIN, **config)
 
 
 CLIP = {"model_type": "clip_vision_model"}
+# Configs, and words of the error.
 BAD = [
     # which tower
     (None, "config must be a mapping or have to_dict"),
@@ -144,12 +155,12 @@ BAD = [
         vision_config=PIXTRAL,
         backbone_config={"model_type": "mlcd"},
     ),
-    # which does not rotate
+    # a tower that does not rotate
     plain("vjepa2", "'vjepa2' is not read: it is a vision tower"),
     row("llava", "'clip_vision_model' is not read", vision_config={}),
     # a null where a default would apply
     plain("pixtral", "rope_theta must have a value", rope_theta=None),
-    # of the wrong type, or out of range
+    # values of the wrong type, or out of range
     row("pixtral", "hidden_size must be an integer", hidden_size=128.0),
     row("pixtral", "num_attention_heads must be at least 1", num_attention_heads=0),
     row("pixtral", "head_dim must be a multiple of 4", hidden_size=128, num_attention_heads=64),
@@ -166,7 +177,7 @@ BAD = [
     plain("eomt_dinov3", "num_blocks must be at most 2 layers"),
     plain("lfm3_vl_vision", "layer_types must hold 2 times", layer_types=["conv", "mamba"]),
     row("sam2_video", "memory_attention_hidden_size = 256 must be a multiple", memory_attention_downsample_rate=3),
-    # what contradicts
+    # keys that contradict each other
     plain("pixtral", "hidden_size / heads = 64 contradicts head_dim = 32", head_dim=32),
     plain(
         "pixtral",
@@ -192,28 +203,34 @@ BAD = [
         "position_embedding_type must be one of .*, got 'learned'",
         vision_config=CLIP | {"position_embedding_type": "learned"},
     ),
-    # what its class does not read
+    # keys that the class does not read
     row("pixtral", "rope_fraction = 0.5 is not read", rope_fraction=0.5),
     row("pixtral", "rope_parameters.factor = 2.0 is not read", rope_parameters={"factor": 2.0}),
 ]
 
 
 @pytest.mark.parametrize(("config", "words"), BAD, ids=range(len(BAD)))
-def test_what_is_refused(config, words):
+def test_a_config_is_refused_with_these_words(config, words):
     with pytest.raises((ValueError, TypeError), match=f"^vision_rotary_from_config: .*{words}"):
         read(config)
 
 
-def test_the_language_side_points_here():
+def test_rotary_from_config_names_this_function_for_every_tower():
     for name in TOWERS:
         with pytest.raises(ValueError, match="vision_rotary_from_config reads( it)?$"):
             rotary_from_config(PLAIN | {"model_type": name})
+
+
+def test_no_config_is_written_from_a_towers_plan():
     with pytest.raises(ValueError, match="no config says this one|must be one that rotary_from_config made"):
         plan_to_config(read(PIXTRAL))
 
 
 def test_no_value_crashes():
-    """Any value of any key is read, or an error of the right kind; each key has a third, another one by tower."""
+    """Any value of any key is read, or refused with an error that names the function.
+
+    Each key takes a third of JUNK, another third in the next tower; all of it if POSENC_HOSTILE is above 1.
+    """
     for n, (config, facts) in enumerate(CASES):
         for i, key in enumerate((*facts.keys, "rope_parameters", "rope_scaling", "vision_config"), n):
             for junk in JUNK if MANY > 1 else JUNK[i % 3 :: 3]:

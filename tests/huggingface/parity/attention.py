@@ -7,12 +7,12 @@ import torch
 from embeddings import config_of, eager, modeling, modeling_of, new_embedding
 from transformers import AttentionInterface, MistralConfig, masking_utils
 
-# The name of an output and of the argument that takes it, which transformers 5.24 changed.
+# What models call their cache of keys and values, as an output and as an argument: transformers 5.24 renamed it.
 CACHE = "cache" if "cache" in inspect.signature(masking_utils.create_causal_mask).parameters else "past_key_values"
 
 
 def causal_mask(config, x, **options):
-    """Of a sliding window if the config has one."""
+    """The causal mask of transformers, within a sliding window if the config has one."""
     sliding = "sliding_window_" if getattr(config, "sliding_window", None) else ""
     make = getattr(masking_utils, f"create_{sliding}causal_mask")
     return make(eager(config), x, None, None, **options)
@@ -53,7 +53,7 @@ def hf_layers(case):
 
 @torch.no_grad()
 def hf_masks(case):
-    """Of each kind of layer the mask of every call, a row of 0 and 1 for each query; the scale and the cap."""
+    """The masks of each kind of layer, one for each call, as a text of 0 and 1 per query; the scale and the cap."""
     found = {}
 
     def record(module, query, key, value, mask, scaling, softcap=None, **_):

@@ -1,8 +1,8 @@
-"""Position encodings by the code of those who proposed them or trained models: a class or function of it is run.
+"""Position encodings by their authors' own code, of which single classes and functions are run.
 
 `record.py prope=FILE fope=FILE xtuner=FILE selective_rope=FILE kerple=FILE fire=FILE sandwich=FILE` names files
-of the commits that cameras.json, authors.json and biases.json name; what none is given for stays as it is recorded.
-Nothing of the files is kept but their values.
+of the commits that cameras.json, authors.json and biases.json name; what no file is named for stays as it is recorded.
+Only computed values are kept, no code.
 """
 
 import ast
@@ -23,11 +23,11 @@ from embeddings import modeling
 from torch.nn import functional
 from vectors import floats
 
-FILES = {}  # by source, as given
+FILES = {}  # paths by source, from the command line
 
 
 def bare(source, *names, **company):
-    """Classes and functions of a file, in the company of other names alone."""
+    """Classes and functions of a source's file, without the rest of the file; `company` are the names that they use."""
     tree = ast.parse(Path(FILES[source]).read_text(encoding="utf-8"))
     nodes = [n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name in names]
     for node in nodes:
@@ -38,7 +38,7 @@ def bare(source, *names, **company):
 
 
 def authors(case):
-    """A case of authors.json or cameras.json, by a function with the name of its source."""
+    """The values of a case of authors.json or cameras.json, by the function for its source."""
     source = {
         "PRoPE": prope,
         "GTA": prope,
@@ -85,7 +85,7 @@ FOPE |= dict.fromkeys(_ONES.split(), 1.0) | dict.fromkeys(_TRUE.split(), True)
 
 
 def fope(case):
-    """Of a head of 8 pairs, of which so many turn within the length; both sets of coefficients at random."""
+    """Heads of 8 pairs, with random coefficients; pairs with less than one cycle within the length are constants."""
     company = dict(_non_meta_init_device=lambda config: torch.device("cpu"), ModelConfig=None, BufferCache=dict)
     company |= dict(Optional=typing.Optional, Tuple=tuple)
     _, cls = bare("fope", "RotaryEmbedding", "FourierEmbedding", **company)
@@ -96,7 +96,7 @@ def fope(case):
 
 
 def xtuner(case):
-    """As Intern-S1-Pro was trained: as many coefficients as pairs, for each head of the keys."""
+    """FoPE as Intern-S1-Pro was trained: each head of the keys has as many coefficients as pairs."""
     x = floats(case["x"])
     rope = types.SimpleNamespace(num_inv_freq=None, fope_sep_head=True, fope_init_factor=0.5)
     sizes = dict(head_dim=x.shape[-1], num_key_value_heads=x.shape[1], max_position_embeddings=case["length"])
@@ -122,7 +122,7 @@ def xtuner(case):
 
 
 def selective_rope(case):
-    """What the class makes of the increments of phases, which stand here for what it computes of tokens."""
+    """Queries and keys after rotation by given increments of phases, which the class would compute from tokens."""
     import einops
 
     company = dict(rearrange=einops.rearrange, Literal=typing.Literal)
@@ -143,7 +143,7 @@ def selective_rope(case):
 
 
 def biases(values):
-    """All of biases.json, by its lists."""
+    """The lists of biases.json; a list whose source has no file is left out."""
     computed, sources = {"alibi": alibi, "buckets": buckets, "t5": t5}, {"fire": fire, "sandwich": sandwich}
     sources |= {f"kerple_{kind}": functools.partial(kerple, kind) for kind in ("log", "power")}
     computed |= {name: compute for name, compute in sources.items() if name.partition("_")[0] in FILES}
@@ -151,6 +151,7 @@ def biases(values):
 
 
 def alibi(case):
+    """The biases of two offsets in BLOOM and in MPT."""
     bloom = modeling("bloom").build_alibi_tensor(torch.ones(1, 9), case["heads"], torch.float32)
     mpt = modeling("mpt").build_mpt_alibi_tensor(case["heads"], 9)
     return {"bloom": bloom[:, 0, [1, 8]], "mpt": mpt[:, 0, [0, 7]]}
@@ -198,9 +199,12 @@ def fire(case):
 
 
 def sandwich(case):
-    """In float64."""
-    relative = lambda n, full: torch.arange(n)[:, None] - torch.arange(n)  # noqa: E731
-    (cls,) = bare("sandwich", "SandwichRelativePositionEmbedding", build_relative_position=relative)
+    """The bias of Sandwich, in float64."""
+
+    def build_relative_position(n, full):
+        return torch.arange(n)[:, None] - torch.arange(n)
+
+    (cls,) = bare("sandwich", "SandwichRelativePositionEmbedding", build_relative_position=build_relative_position)
     length = max(case["queries"]) + 1
     with mock.patch.object(torch.cuda, "current_device", lambda: "cpu"):
         torch.set_default_dtype(torch.float64)

@@ -36,6 +36,7 @@ def content_biases(case):
 
 
 def _call(folder, config, module, x, mask, arrays):
+    """The output of a module, with the mask and the further inputs that its class takes."""
     if folder in ("sam", "vitdet"):
         return module(x)[0]
     if folder == "wavlm":

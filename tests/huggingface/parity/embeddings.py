@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-# Classes for waves that return sines first.
+# Classes of rotary embeddings that return sines before cosines.
 SINES_FIRST = {"CodeGenRotaryEmbedding", "GPTJRotaryEmbedding"}
 
 
@@ -34,7 +34,7 @@ def eager(config):
 
 
 def borrowed_class(config):
-    """The model of another type that a configuration without code of its own has; None if it has code."""
+    """The model class of another type, for a config whose type has no code of its own; None if it has code."""
     name = type(config).__module__.replace(".configuration_", ".modeling_")
     if importlib.util.find_spec(name) or not isinstance(MODEL_MAPPING_NAMES.get(config.model_type), str):
         return None
@@ -61,7 +61,7 @@ def model_class(config, name=None):
 
 
 def new_embedding(config, code=None):
-    """The rotary embedding of a configuration in its module or some code, of a name most like that of its class."""
+    """A new rotary embedding for a config: of the classes in its module, or in `code`, the one named most like it."""
     names = {x.__name__: x for x in code} if code else vars(modeling_of(config))
     alike = lambda name: len(os.path.commonprefix([name, type(config).__name__]))  # noqa: E731
     named = [name for name in names if name.endswith("RotaryEmbedding")]
@@ -74,7 +74,7 @@ _LABELS["sliding_attention"] = "main"
 
 
 def spectra_of(embedding, kinds, length=None):
-    """Of each kind of layer the frequencies, float32, and the amplitude of its waves; None without frequencies.
+    """By kind of layer, the float32 frequencies and the amplitude of cosines and sines; None without frequencies.
 
     The amplitude is the factor of the class; with a length, the cosine at position 0 of a sequence of that length.
     """
@@ -115,7 +115,7 @@ def keys_of(config_class):
 
 @contextlib.contextmanager
 def at_rest(model):
-    """A model in which all cosines are 1 and all sines 0."""
+    """A context in which all rotary embeddings of a model return cosines of 1 and sines of 0."""
 
     def still(module, args, waves):
         if not isinstance(waves, tuple):

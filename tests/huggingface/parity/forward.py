@@ -24,7 +24,7 @@ POSITIONS = np.array([0, 1, 7, 37, 150, 299, 5_000, 100_000], np.int32)
 
 
 def make_config(model_type, settings=None):
-    """With the common settings that its class knows, and its own."""
+    """A small config: the settings of `COMMON` that its class knows, and those of `BY_TYPE` or `settings`."""
     config_class = CONFIG_MAPPING[model_type]
     known = config_class().to_dict().keys() | config_class.attribute_map
     common = {name: value for name, value in small.COMMON.items() if name in known}
@@ -91,7 +91,7 @@ class Call(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Of one pass, by the index of the layer."""
+    """The calls of one pass, by the index of the layer."""
 
     attention: dict[int, Call]
     indexer: dict[int, Call]  # of sparse attention
@@ -109,6 +109,7 @@ def _record(module, query, key, value, attention_mask=None, scaling=None, **_):
 
 
 def _index(module):
+    """The index of a module's layer; if modules run several times, each time counts as one layer."""
     index = getattr(module, "layer_idx", None)
     return len(_calls.attention) if index is None or type(module).__name__ in small.REPEATING else index
 
@@ -118,7 +119,7 @@ AttentionMaskInterface.register("record", eager_mask)
 
 
 def _record_products(calls, module, forward, *args, **kwargs):
-    """Calls a module whose first products are those of queries and keys, of all queries or of one after the other."""
+    """Calls a module and records its queries and keys, the factors of its first product or of one product per query."""
     products, multiply = [], torch.matmul
 
     def matmul(q, k):
@@ -139,7 +140,7 @@ _INTO_HALVES = "apply_rotary_pos_emb_interleave"
 
 
 def _rotate_in_place(rotate, rest, q, k, *args, **kwargs):
-    """Rotates neighbours, and undoes that `rotate` also sorts them into halves."""
+    """Rotates pairs of neighbours, and puts features back in place, which `rotate` also sorts into halves."""
     if rest:
         return q, k
     return [x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2) for x in rotate(q, k, *args, **kwargs)]

@@ -18,7 +18,7 @@ QKV = "q_proj", "k_proj", "v_proj"
 
 @torch.no_grad()
 def placed_biases(case):
-    """What attention makes of queries, keys and values (tokens, heads, width), before its output is projected."""
+    """The output of attention (tokens, heads, width), before its projection, for given queries, keys and values."""
     x = [torch.tensor(case[name]) for name in ("query", "key", "value")]
     count, heads, width = x[0].shape
     x = [y.repeat(case.get("length", count) // count, 1, 1) for y in x]
@@ -28,7 +28,7 @@ def placed_biases(case):
 
 
 def taken(layer, projections, output, run):
-    """What a module takes, while another's projections give arrays, whatever they take."""
+    """The input of the module `output` in a run, during which the layer's projections return the given arrays."""
     found = []
     for name, x in projections.items():
         getattr(layer, name).register_forward_hook(lambda *_, x=x: x)
@@ -38,16 +38,17 @@ def taken(layer, projections, output, run):
 
 
 def flat(x, names, batch=1):
-    """(tokens, heads, width) for each projection."""
+    """Arrays (batch, tokens, heads * width) for projections, by their names."""
     return {name: y.reshape(1, len(y), -1).repeat(batch, 1, 1) for name, y in zip(names, x, strict=True)}
 
 
 def causal(length):
+    """A mask to be added to scores."""
     return torch.full((length, length), LOWEST).triu(1)[None, None]
 
 
 def text(model, attention, x, projection, output):
-    """A whole model of one layer reads a text, of queries, keys and values beside one another."""
+    """The attention output in a whole model of one layer, with one projection for queries, keys and values."""
     tokens = torch.ones(1, len(x), dtype=torch.long)
     projections = {projection: x.reshape(1, len(x), -1)}
     return taken(attention, projections, output, lambda: model.eval()(tokens, use_cache=False))
@@ -60,16 +61,19 @@ def bloom(case, x, heads, hidden):
 
 
 def mpt(case, x, heads, hidden):
-    """With the bias of transformers' own function; no model asks it for a greatest bias other than 8."""
+    """MPT, with a bias by transformers' function; its models only ask that function for a greatest bias of 8."""
     own, length, code = {name: case[name] for name in ("softmax_scale", "clip_qkv")}, len(x[0]), modeling("mpt")
     layer = code.MptAttention(transformers.MptConfig(d_model=hidden, n_heads=heads, attn_config=own), 0).eval()
     bias = code.build_mpt_alibi_tensor(heads, length, case["alibi_bias_max"])
-    run = lambda: layer(torch.zeros(1, length, hidden), bias, attention_mask=causal(length) < 0)  # noqa: E731
+
+    def run():
+        layer(torch.zeros(1, length, hidden), bias, attention_mask=causal(length) < 0)
+
     return taken(layer, {"Wqkv": torch.stack(x, 1).reshape(1, length, -1)}, "out_proj", run)
 
 
 def falcon(case, x, heads, hidden):
-    """Of SDPA: the eager code of transformers 5.23.0 adds the bias once more, after the scale."""
+    """Falcon with SDPA, as the eager code of transformers 5.23.0 adds the bias once more, after the scale."""
     settings = dict(alibi=True, new_decoder_architecture=False, multi_query=False, num_hidden_layers=1)
     sizes = dict(hidden_size=hidden, num_attention_heads=heads, vocab_size=4, bos_token_id=1, eos_token_id=1)
     config = transformers.FalconConfig(**settings, **sizes)
@@ -90,7 +94,7 @@ def t5(case, x, heads, hidden):
 
 
 def shifted(case, hidden):
-    """Two windows, of which the second is shifted: −100 is added between its regions."""
+    """Inputs for two windows, and a mask: in the second window, which is shifted, −100 between regions."""
     regions = torch.tensor([[0] * len(case["regions"]), case["regions"]])
     mask = torch.where(regions[:, :, None] == regions[:, None], 0.0, -100.0)
     return torch.zeros(*regions.shape, hidden), mask
@@ -103,7 +107,7 @@ def swin(case, x, heads, hidden):
 
 
 def swin_v2(case, x, heads, hidden):
-    """Trained with a smaller window; a scale is beyond the greatest that counts."""
+    """Swin V2, trained with a smaller window; one logit scale is above the limit to which it is clipped."""
     config, side = transformers.Swinv2Config(), case["window"][0]
     make = modeling("swinv2").Swinv2SelfAttention
     layer = make(config, hidden, heads, side, pretrained_window_size=case["pretrained"]).eval()
@@ -124,12 +128,15 @@ def beit(case, x, heads, hidden):
         modeling("beit").BeitLayer(eager(transformers.BeitConfig(use_relative_position_bias=True, **settings))).eval()
     )
     layer.relative_position_bias.relative_position_bias_table.data = torch.tensor(case["t"])
-    run = lambda: layer(torch.zeros(1, len(x[0]), hidden), resolution=(side, side))  # noqa: E731
+
+    def run():
+        layer(torch.zeros(1, len(x[0]), hidden), resolution=(side, side))
+
     return taken(layer.attention, flat(x, QKV), "o_proj", run)
 
 
 def levit(case, x, heads, hidden):
-    """Its values are twice as wide as its keys; between stages, from a grid to a coarser one."""
+    """LeViT, whose values are twice as wide as its keys; with "coarse", from a grid to a coarser grid of queries."""
     (side, _), (q, k, v), width, code = case["window"], x, hidden // heads, modeling("levit")
     if "coarse" in case:
         layer = code.LevitAttentionSubsample(8, 8, width, heads, 2, 2, side, case["coarse"][0])

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, Glm4vProcessor, ProcessorMixin
 
 @functools.cache
 def model_class(name):
-    """The class of a model_type that has get_rope_index."""
+    """The model class of a model_type, the one with a method get_rope_index."""
     family, *part = name.replace("glmga", "glm46v").replace("_talker", "_thinker").split("_thinker")
     ends = name.rpartition("_")[2].title() + "ForConditionalGeneration" if part else "Model"
     code = modeling(family)
@@ -32,13 +32,14 @@ def model_of(name, settings):
 
 
 def kinds_of(processor, tokens, image, video, start=-1, end=-1):
-    """The mm_token_type_ids of a processor."""
+    """The mm_token_type_ids that a processor makes of tokens; image, video, start and end are token ids."""
     ids = {"image_token_ids": [image], "video_token_ids": [video], "audio_token_ids": [], "image_token_id": image}
     own = SimpleNamespace(**ids, video_start_id=start, video_end_id=end)
     return torch.tensor(np.array(processor.create_mm_token_type_ids(own, tokens)))
 
 
 def optional(values):
+    """A tensor, or None if there are no values."""
     return torch.tensor(values) if values else None
 
 
@@ -50,7 +51,7 @@ def indexed(model, tokens, mask, images, videos, **more):
 
 
 def hf_multimodal(case):
-    """0 for padding."""
+    """The positions of rows of tokens, 0 for padding."""
     name = case["config"]["model_type"]
     model, seconds = model_of(name, case["config"]), optional(case.get("video_seconds"))
     if "audio_lengths" in case:
@@ -70,7 +71,7 @@ def hf_multimodal(case):
 
 
 def rope_index(case):
-    """Of a config with a merge size and a rate alone."""
+    """The positions by a config that has a merge size and tokens per second alone."""
     tower = {key: case[key] for key in ("spatial_merge_size", "tokens_per_second") if key in case}
     kinds = case.get("mm_token_type_ids")
     more = {"mm_token_type_ids": torch.tensor(kinds) if kinds else kinds_of(ProcessorMixin, case["tokens"], 5, 6)}
@@ -80,7 +81,10 @@ def rope_index(case):
 
 
 def qwen_positions(case):
-    """Parts are a number of text tokens, or a grid after merging with the time between its steps if there are four."""
+    """The positions of one row of parts: a number of text tokens, or a grid of tokens (time, height, width).
+
+    A fourth item of a grid is the time between its steps.
+    """
     kinds, images, videos, times = [], [], [], []
     for part in case["parts"]:
         if isinstance(part, int):

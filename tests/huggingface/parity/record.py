@@ -30,8 +30,9 @@ MODULES = {
     "turns",
 }
 RECORDERS = {name: module for module, names in MODULES.items() for name in names.split()}
-WHOLE = {"biases", "hf_model_types", "hf_published", "hf_rotations"}  # whose recorders take all that is in the file
-# Digits of floats, else nine, which name one float32.
+# Files whose recorders take the whole file, not one case.
+WHOLE = {"biases", "hf_model_types", "hf_published", "hf_rotations"}
+# Digits of floats in a file; by default nine, which determine a float32.
 DIGITS = {"biases": 17, "hf_multimodal": 17, "cameras": 12, "hf_towers": 7, "hf_tower_tables": 7}
 PEERS = {"PoPE-pytorch", "diffusers", "jax", "timm", "torch", "transformers"}
 
@@ -41,7 +42,7 @@ def read(name):
 
 
 def fresh(name):
-    """All of a file, with what the installed libraries compute."""
+    """The contents of a file, with values that the installed libraries compute."""
     values, compute = read(name), getattr(importlib.import_module(RECORDERS[name]), name)
     for versions in (values, values.get("versions", {})):
         versions.update({peer: metadata.version(peer) for peer in PEERS & versions.keys()})
@@ -59,7 +60,7 @@ def as_lists(x, digits=9):
 
 
 def write(name, values):
-    """A line for each item of its lists."""
+    """Writes a file, with one line for each item of its lists."""
 
     def text(x):
         return json.dumps(x, ensure_ascii=False, default=lambda array: as_lists(array, DIGITS.get(name, 9)))
@@ -73,7 +74,7 @@ def write(name, values):
 
 
 def write_rotations(values):
-    """Arrays by model, layer and name, where what nothing changed is there once, and the rest as text."""
+    """Writes arrays by model, layer and name; one that a step left unchanged is left out. The rest is a text."""
     arrays = {}
     for name, model in values["models"].items():
         arrays |= {f"{name}/{key}": model.pop(key) for key in ("positions", "scale_positions")}

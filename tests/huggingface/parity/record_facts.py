@@ -1,8 +1,7 @@
-"""Writes posenc_jax/hf/facts.json: what classes and code of transformers do for each model type that no config says.
+"""Writes posenc_jax/hf/facts.json: what transformers does for each model type, by its class and code, not its config.
 
-    nox -s parity -- --facts
-
-does, for the installed release. `nox -s parity -- --newest` prints, as Markdown, what the newest one would change.
+`nox -s parity -- --facts` runs this with the installed release. `nox -s parity -- --newest` prints, as Markdown, what
+the newest release would change.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ ABOUT = {
     "transformers": transformers.__version__,
 }
 SCALES = "query_pre_attn_scalar", "attention_multiplier"
-# The values of classes on which a plan depends: sizes, rope settings, layers, windows and scales; and those of towers.
+# Keys of configs on which a plan depends: sizes, rope settings, layers, windows and scales; then keys of towers.
 VALUES = set(
     """
     num_hidden_layers hidden_size num_attention_heads head_dim kv_channels attention_head_dim qk_nope_head_dim
@@ -72,8 +71,8 @@ CONCERNS = re.compile(
 ROTARY = re.compile(r"rotate_half|rotate_every_two|apply_(multimodal_)?rot|RotaryEmbedding|rotary|RopePosition|\brope_")
 _IF_ROTATED = re.compile(r"\bif [^\n]*:\n(?:[^\n]*\n)?[^\n]*= apply_rot")
 _ALL_WITHOUT_WINDOW = "if self.sliding_window is None or"
-LAYERS = 13, 14  # of which a pattern is read
-# Values that rope settings hold, or that are for the default number of layers.
+LAYERS = 13, 14  # numbers of layers for which a class lists types, to find their pattern
+# Keys that are no defaults: rope settings have them, or they fit only the default number of layers.
 OF_SETTINGS = set(
     "partial_rotary_factor rope_theta rotary_pct layer_rope_theta compress_rope_theta swa_rope_theta full_attn_idxs "
     "attn_layer_indices".split()
@@ -86,7 +85,7 @@ USUAL = _models.Model._field_defaults | {
 
 
 def made(config_class, **settings):
-    """A config, which gives widths that some layers alone have, or why there is none."""
+    """A config, which also gives widths that only some layers have; or the error of its class."""
     try:
         config = config_class(**copy.deepcopy(settings))
     except Exception as error:
@@ -100,6 +99,7 @@ def made(config_class, **settings):
 
 @functools.cache
 def _source(thing):
+    """The source of a class or function, empty if there is none."""
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
@@ -114,6 +114,7 @@ def _used(thing):
 
 
 def _is_code(x):
+    """Whether x is a class or function in a module of models."""
     is_code = (inspect.isclass(x) or inspect.isfunction(x)) and not x.__name__.endswith("PreTrainedModel")
     return is_code and re.match(r"transformers\.models\.(?!auto).*\.modeling_", x.__module__)
 
@@ -138,6 +139,7 @@ def code_of(config_class):
 
 
 def _is_for(model, config_class):
+    """Whether a model class takes configs of this class, by its attribute or its annotations."""
     notes = getattr(model.__init__, "__annotations__", {}) if "__init__" in vars(model) else {}
     named = {config_class, config_class.__name__} & {x for x in notes.values() if isinstance(x, (str, type))}
     return bool(named) or getattr(model, "config_class", None) is config_class
@@ -154,12 +156,13 @@ def rotates(config_class):
 
 
 def _values(config):
+    """The keys of `VALUES` that a config has, as JSON."""
     found = {name: value for name in sorted(VALUES) if (value := getattr(config, name, None)) is not None}
     return json.loads(json.dumps(found, default=str))
 
 
 def _attention(config_class, values):
-    """What becomes of windows and scales of scores: a window as it is switched on, nothing that other keys make up."""
+    """The window when it is switched on; None for a window or scale that follows from other keys."""
     made_up = set()
     for key in {"head_dim", "local_attention"} & values.keys():
         other = _values(made(config_class, **{key: 2 * values[key]}))
@@ -170,7 +173,7 @@ def _attention(config_class, values):
 
 
 def _rope(config):
-    """Rope settings, by layer type; those of all layers by an empty name."""
+    """Rope settings by layer type; settings for all layers have the empty name."""
     rope = getattr(config, "rope_parameters", None) or {}
     return rope if any(isinstance(value, dict) for value in rope.values()) else {"": rope}
 
@@ -181,11 +184,12 @@ def _setting(config, name):
 
 
 def _bases(config):
+    """The base, by layer type."""
     return _setting(config, "rope_theta")
 
 
 def _ignores(config_class, config):
-    """The settings of the class that no key outside of them changes."""
+    """The names of settings that no key of the config outside the settings changes."""
 
     def follows(name, keys, value):
         return any(value in _setting(made(config_class, **{key: value}), name).values() for key in keys)
@@ -196,7 +200,10 @@ def _ignores(config_class, config):
 
 
 def _settled(config_class, config):
-    """The base of settings without one; of the keys of old configs, the layer types whose base they become."""
+    """The base of settings that have none, if it is unusual; and the layer types whose base an old key sets.
+
+    An old key is a base outside the settings, which a class moves into them.
+    """
     kinds, linear = [*_rope(config)], {"rope_type": "linear", "factor": 2.0}
     scaled = linear if kinds == [""] else {kind: dict(linear) for kind in kinds}
     usual, bases, legacy = _bases(config), _bases(made(config_class, rope_parameters=scaled)), {}
@@ -208,7 +215,7 @@ def _settled(config_class, config):
 
 
 def _head_dim(config_class, config):
-    """Whether head_dim follows from other keys, or does so if it is null."""
+    """Two booleans: whether head_dim follows from other keys, and whether it does so only if it is null."""
     heads, hidden, width = (getattr(config, key, None) for key in ("num_attention_heads", "hidden_size", "head_dim"))
     if not (isinstance(heads, int) and isinstance(hidden, int) and width):
         return False, False
@@ -218,11 +225,12 @@ def _head_dim(config_class, config):
 
 
 def _types(config):
+    """The types of a config's layers, empty if it lists none."""
     return list(getattr(config, "layer_types", None) or ())
 
 
 def _pattern(config_class, **settings):
-    """The pattern of layer types that a class makes, as posenc_jax.hf describes it; without one the type or types."""
+    """The pattern of a class's layer types, as fields of posenc_jax.hf's `Pattern`; else its type or types."""
     made_up = {count: _types(made(config_class, num_hidden_layers=count, **settings)) for count in LAYERS}
     types = made_up[LAYERS[0]] or _types(made(config_class))
     kinds = sorted({*types}, key=lambda kind: (kind != "full_attention", kind))
@@ -240,7 +248,7 @@ def _pattern(config_class, **settings):
 
 
 def _layers(config_class):
-    """The fields of a pattern but for those of their usual values, the only type, or None."""
+    """The unusual fields of a class's pattern and the key of its period; or the only type; None without a pattern."""
     pattern = _pattern(config_class)
     if not isinstance(pattern, dict):
         return None if isinstance(pattern, list) else pattern or "full_attention"
@@ -254,7 +262,7 @@ def _layers(config_class):
 
 
 def _keys(config_class):
-    """The keys of a class that concern positions, or are near those that a plan depends on."""
+    """The keys of a class that concern positions, or whose names are near the keys on which a plan depends."""
     keys = {*keys_of(config_class)} - TAKEN
     return {key for key in keys if CONCERNS.search(key) or difflib.get_close_matches(key, READ, 1, 0.85)}
 
@@ -284,7 +292,7 @@ def _layout(code):
 
 
 def _spectra(config, code):
-    """What the rotary embedding does with settings: of layer types, shares, coordinates."""
+    """Whether the rotary embedding reads settings per layer type and a share of features; and its sections."""
     kinds = [kind for kind in _rope(config) if kind] or sorted({*(getattr(config, "layer_types", 0) or ())})
 
     def embedding(share, nested):
@@ -317,7 +325,7 @@ def _spectra(config, code):
 
 
 def _still(name, config, code):
-    """The types of layers of a small model that do not rotate, if some may not and no key lists them."""
+    """Which types of layers do not rotate in a small model, if no key lists such layers and some may exist."""
     conditions = [x[0] for thing in code for x in _IF_ROTATED.finditer(_source(thing))]
     if 0 in (getattr(config, "no_rope_layers", None) or ()) or hasattr(config, "rope_parameters") and not conditions:
         return {}
@@ -334,7 +342,7 @@ def _still(name, config, code):
 
 
 def _run(name):
-    """Of each attention layer of a small model, its type and whether it rotates."""
+    """For each attention layer of a small model, its type and whether it rotates."""
     model = forward.make_model(name)
     rest, moved = (forward.recorded(model, forward.POSITIONS, rest).attention for rest in (True, False))
     types, rope = getattr(model.config, "layer_types", None), _rope(model.config)
@@ -346,7 +354,7 @@ def _run(name):
 
 
 def facts_of(name, config_class):
-    """The fields of posenc_jax.hf's `Model` or `Tower`, without those of their usual values."""
+    """The fields of posenc_jax.hf's `Model` or `Tower` that differ from their usual values."""
     config, code = made(config_class), code_of(config_class)
     values = _values(config)
     values |= _attention(config_class, values)
@@ -459,14 +467,14 @@ def facts():
 
 
 def read():
-    """The file's facts, and its release."""
+    """The facts in the file, and their release of transformers."""
     kept = json.loads(PATH.read_text(encoding="utf-8"))
     kept["without_rope"] = {name: {"rotates": False} for name in kept["without_rope"]}
     return {name: value for name, value in kept.items() if name not in ABOUT}, kept["transformers"]
 
 
 def write(found):
-    """A line for each type."""
+    """Writes the file, with one line for each type."""
     sections = []
     for name, types in found.items():
         lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in types.items())

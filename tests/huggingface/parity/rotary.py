@@ -1,7 +1,7 @@
-"""What transformers makes of the configs of model types and published checkpoints, and how small models rotate.
+"""Records frequencies of transformers for model types and published configs, and queries and keys of small models.
 
-A forward pass runs with the model's own functions; the ones that rotate and the one that attends are wrapped, to see
-what goes in and what comes out.
+A forward pass runs with the model's own functions; those for rotations and attention are wrapped, to record their
+inputs and outputs.
 """
 
 import json
@@ -20,15 +20,15 @@ from posenc_jax.hf import _models
 
 # Model types
 
-# Without a class for frequencies, without any rotation, or another name of Evolla.
+# Types without a class for frequencies or without any rotation, and another name of Evolla.
 _WITHOUT = set("codegen gptj roformer glm5_next_text jamba kimi_linear nemotron_h EvollaModel".split())
 TYPES = {name: {"model_type": name} for name in sorted(_models.MODELS.keys() & {*CONFIG_MAPPING} - _WITHOUT)}
-# Where the defaults of a class make no model with rotary layers, the recorded config says more than sizes.
+# A recorded config replaces the defaults of its class: some defaults make no model with rotary layers.
 TYPES |= {
     x["model_type"]: x for case in recorded.cases("hf_model_types") if (x := case["config"])["model_type"] in TYPES
 }
-# What a configuration needs to say; what else speaks of rotations, a class makes up.
-_SAID = """
+# Keys that a recorded config has; other keys on rotations get the values of the class.
+_RECORDED = """
     model_type hidden_size d_model num_hidden_layers num_layers num_layers_per_stack n_layers decoder_num_hidden_layers
     num_attention_heads n_heads decoder_num_attention_heads qk_nope_head_dim qk_rope_head_dim max_position_embeddings
     position_embedding_type global_head_dim cross_attention_layers block_types index_head_dim
@@ -36,18 +36,19 @@ _SAID = """
 
 
 def hf_model_types(values):
-    """What classes make up, by type; types that are not installed stay as they are."""
+    """The cases of all types by their classes; cases of types that are not installed stay as they are."""
     cases = {case["config"]["model_type"]: case for case in values["cases"]}
     cases |= {name: _described(config) for name, config in TYPES.items()}
     return {"cases": [cases[name] for name in sorted(cases)]}
 
 
 def _described(written):
+    """The case of a config: its keys, layout, spectra (pairs, slowest frequency, amplitude) and rotating layers."""
     config = config_of(written)
     embedding = new_embedding(config)
     if config.model_type == "nanochat":  # rotates backwards
         embedding.inv_freq = -embedding.inv_freq
-    if config.model_type == "ernie4_5_vl_moe_text":  # keeps those of height, of width and of time together
+    if config.model_type == "ernie4_5_vl_moe_text":  # its frequencies of height, of width and of time are contiguous
         embedding.inv_freq = embedding.recomposition_frequencies(embedding.inv_freq.expand(3, -1))[::2]
     spectra = {
         (len(inverse), float(str(min(inverse[inverse != 0], key=abs))), factor)
@@ -56,7 +57,7 @@ def _described(written):
         )
     }
     values = config.to_dict()
-    said = {key: values[key] for key in (*_SAID, *written, "transformers_version") if values.get(key) is not None}
+    said = {key: values[key] for key in (*_RECORDED, *written, "transformers_version") if values.get(key) is not None}
     said |= {key: dict(sorted(value.items())) for key, value in said.items() if isinstance(value, dict)}
     turns = getattr(config, "no_rope_layers", None)  # one where a layer has positions
     bases = getattr(config, "layer_rope_theta", None) or ()
@@ -74,7 +75,7 @@ _UNREAD = {"dbrx", "fuyu", "vibevoice", "exaone"}
 
 
 def language_config(config):
-    """The configuration class of the language model, by transformers; None if it has none for this file."""
+    """The config of the language model in a file, by its class in transformers; None if no class reads the file."""
     name = config.get("model_type")
     if name not in CONFIG_MAPPING or name in _UNREAD:
         return None
@@ -94,20 +95,20 @@ def _spectra(config):
             assert any(found.values())  # GPT-J's class of transformers 5.24 keeps no frequencies
     except Exception as error:  # transformers fails in many ways on files that it does not read
         return f"{type(error).__name__}: {error}"[:100]
-    # ERNIE has another order; there is nothing without attention or positions.
+    # Sorted, as ERNIE has another order; None for layers without attention or positions.
     own = {k: x and (x[1], *sorted((float(str(w)) for w in x[0]), reverse=True)) for k, x in found.items()}
     return [own[kind] for kind in kinds]
 
 
 def hf_published(values):
-    """Each spectrum once, and for each layer the number of its own; types that are not installed stay as they are."""
+    """Each spectrum once, and for each layer its spectrum's number; types that are not installed stay as they are."""
     numbers, cases = {}, []
     for case in values["cases"]:
         before, layers = case["layers"], _spectra(case["config"])
         if layers is None and isinstance(before, list):
             layers = [None if i is None else tuple(values["spectra"][i]) for i in before]
         if isinstance(layers, str) and isinstance(before, str):
-            layers = before  # how it fails is not recorded for its words
+            layers = before  # another message of a failure is no change
         if isinstance(layers, list):
             layers = [x and numbers.setdefault(x, len(numbers)) for x in layers]
         cases.append(case | {"layers": layers})
@@ -121,7 +122,7 @@ _ROTATIONS = "apply_rotary_pos_emb", "apply_rotary_emb", "apply_rotary_pos_emb_i
 
 
 def hf_rotations(values):
-    """Of each model its layers, whose arrays are (batch, heads, seq, head_dim)."""
+    """The layers of each model, with arrays (batch, heads, seq, head_dim)."""
     return {"models": {name: model | {"layers": _layers(name, model)} for name, model in values["models"].items()}}
 
 
@@ -137,7 +138,10 @@ def _layers(name, model):
 
 
 def _captured(model, inputs):
-    """By the index of the layer, what attends and how it came about: query, key, (before, after) of each, scale."""
+    """A forward pass, by the index of the layer.
+
+    Each layer has its query and key in attention, pairs (before, after) of the rotation, projections and scale.
+    """
     code, pending, projected, layers = sys.modules[type(model).__module__], [], {}, {}
 
     def rotating(function):
@@ -162,7 +166,10 @@ def _captured(model, inputs):
 
     for name, module in model.named_modules():
         if name.endswith(_PROJECTIONS):
-            keep = lambda _, args, output, name=name[-6:]: projected.__setitem__(name, output.clone())  # noqa: E731
+
+            def keep(_, args, output, name=name[-6:]):
+                projected[name] = output.clone()
+
             module.register_forward_hook(keep)
     patches = {name: rotating(getattr(code, name)) for name in _ROTATIONS if hasattr(code, name)}
     patches["eager_attention_forward"] = attending(code.eager_attention_forward)
@@ -190,7 +197,7 @@ def _layer(config, model, index, query, key, rotated, projected, scale):
 
 
 def _placed(final, part, after):
-    """`part` among the features that the attention gets, where it has `after`: all, the first or the last."""
+    """`final`, the features in attention, with `part` in place of the rotated features `after`: all, first or last."""
     width = part.shape[-1]
     if width == final.shape[-1]:
         return part

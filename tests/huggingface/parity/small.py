@@ -1,10 +1,11 @@
-"""Settings that make a small model of each model type, with every kind of layer that it has."""
+"""Settings and inputs for a small model of each model type, with every kind of layer that the type has."""
 
 import torch
 import transformers
 
 from posenc_jax.hf._models import by_model_type
 
+# Sizes, and the keys that have them.
 _SIZES = {
     256: "hidden_size adapter_input_size cross_hidden_size hidden_size_global upsample_groups",
     128: "indexer_head_dim",
@@ -42,6 +43,7 @@ _SECTIONS = dict(rope_type="default", partial_rotary_factor=0.5, mrope_section=[
 _SLIDING = ["sliding_attention", "full_attention"]
 
 _V4 = ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"]
+# Settings of single types.
 _GROUPS = {
     (
         "axk1 axk2 deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 hy_v4_vl_text minicpm3 "
@@ -113,7 +115,7 @@ _GROUPS = {
         num_hidden_layers=2, latent_dim=8
     ),
     "qwen2_5_omni_talker": dict(embedding_size=256),
-    # makes no masks for layers with a window; drops it
+    # without a window: the first makes no masks for it, and the second drops it
     "qwen3_omni_moe_talker_code_predictor qwen3_vl_moe_text": dict(sliding_window=None),
     "qwen3_omni_moe_talker_text": dict(shared_expert_intermediate_size=32),  # which its class does not set
     "qwen4_exp_text": dict(
@@ -166,7 +168,7 @@ def _noise(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-# Types whose models count tokens or frames instead of taking positions: all their arguments.
+# All arguments of the forward pass, of types whose models count tokens or frames and take no positions.
 _INDEXED = {
     "csm_depth_decoder_model": dict(input_ids=torch.full((1, 32), 5)),
     "dia_encoder roformer": dict(input_ids=torch.full((1, 300), 5)),
@@ -184,7 +186,7 @@ _INDEXED = {
 }
 INDEXED = by_model_type(_INDEXED)
 
-# Types whose indexer has a key for each block of so many tokens, at the position of the first.
+# The number of tokens in a block, of types whose indexer has one key per block, at the position of its first token.
 COMPRESSED = {"deepseek_v4": 4}
 
 # What modules of transformers call the parameters that a model has learned, by parts of their names in checkpoints.
@@ -198,16 +200,16 @@ RENAMED = {
 # Types whose query scale counts tokens, whatever their positions.
 SCALED_BY_INDEX = {"llama4_text"}
 
-# What moves queries at position 0 too, or not by cosines that a module makes; and what a pass at rest has for it.
+# Functions that change queries though cosines are 1 and sines 0, and what a pass at rest has in their place.
 STILL = {
     "beam": ("compute_attention_scaling", lambda positions: torch.ones(())),
     "roformer": ("RoFormerSelfAttention.apply_rotary_position_embeddings", staticmethod(lambda waves, q, k: (q, k))),
 }
 
-# Types with layers that start anew at position 0, so that a pass at rest must have the positions of the other.
+# Types whose layers reset at position 0: a pass at rest must have the same positions as the other pass.
 RESTARTING = {"recurrent_gemma"}
 
-# Attention of models that use their layers several times: each time counts as one layer.
+# Attention classes of models that run their layers several times: each time counts as one layer.
 REPEATING = {"HrmTextAttention", "Zamba2Attention"}
 
 # The number of codebooks of which a token consists.
@@ -240,5 +242,5 @@ _INPUTS = {
 }
 INPUTS = by_model_type(_INPUTS)
 
-# Modules in which queries and keys meet in a product of their own; see also those whose names end in Indexer.
+# Attention classes that multiply queries and keys themselves, as all classes do whose names end in Indexer.
 MULTIPLYING = {"RoFormerSelfAttention"}

@@ -1,7 +1,7 @@
-"""Models of `examples/` beside transformers: small random ones, saved by one and read by the other.
+"""Models of `examples/` compute what those of transformers compute, with small random weights that transformers saved.
 
-- `decoder.py` and `checkpoint.py`: logits in one piece, padded on the left in a chunk and steps with a cache, packed.
-- `t5.py`: the features of an encoder, of both perceptrons, under padding.
+- `decoder.py` and `checkpoint.py`: logits of whole sequences, of padded ones by a cache, and of packed ones.
+- `t5.py`: the features of an encoder with padding, for both kinds of perceptrons.
 """
 
 import importlib
@@ -20,6 +20,7 @@ import posenc_jax as pe
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 checkpoint, decoder, t5 = map(importlib.import_module, ("checkpoint", "decoder", "t5"))
 
+# With a cache, tokens come as CHUNK, then up to CUT, then one by one.
 BATCH, LENGTH, CHUNK, CUT, VOCABULARY = 2, 40, 16, 32, 96
 SIZES = dict(
     hidden_size=64,
@@ -42,9 +43,10 @@ CASES = {
     "llama": dict(attention_bias=True, mlp_bias=True, head_dim=24),
     "mistral": dict(sliding_window=8),
     "qwen3": dict(tie_word_embeddings=True, sliding_window=8, use_sliding_window=True, max_window_layers=2),
+    # two periods of six layers and two layers more
     "gemma3_text": dict(
         sliding_window=8, num_hidden_layers=14, head_dim=16, query_pre_attn_scalar=24, final_logit_softcapping=5.0
-    ),  # two periods and two more
+    ),
     "smollm3": dict(num_hidden_layers=6),
     "cohere2": dict(sliding_window=8, num_hidden_layers=9, logit_scale=0.75),
     "olmo3": dict(sliding_window=8, num_hidden_layers=8),
@@ -54,8 +56,8 @@ CASES = {
     "deepseek_v2": LATENT | dict(q_lora_rank=None),
 }
 TOKENS = np.random.default_rng(0).integers(3, VOCABULARY, (BATCH, LENGTH))
-MASK = np.arange(LENGTH) >= np.array([[0], [11]])  # of the second row, the left is padding
-FAR = np.int32(1_000_000)  # logits depend on offsets alone
+MASK = np.arange(LENGTH) >= np.array([[0], [11]])  # the second row begins with padding
+FAR = np.int32(1_000_000)  # the cache starts here: logits depend on offsets alone
 PACK = slice(0, 17), slice(17, 22), slice(22, LENGTH)
 
 
@@ -75,13 +77,14 @@ def models(request, tmp_path_factory):
 
 
 @torch.no_grad()
-def theirs(model, tokens, mask, positions):
+def logits_of_transformers(model, tokens, mask, positions):
     arrays = {"input_ids": tokens, "attention_mask": mask, "position_ids": positions}
     inputs = {name: torch.from_numpy(np.int64(x)) for name, x in arrays.items()}
     return model(**inputs, use_cache=False).logits.numpy()
 
 
-def test_logits_of_a_decoder(models):
+def test_logits_of_a_decoder_are_those_of_transformers(models):
+    """Whole sequences; then sequences padded on the left, by a cache; then three texts in one packed sequence."""
     model, (graph, state) = models[0], nnx.split(models[1])
 
     @jax.jit
@@ -94,12 +97,13 @@ def test_logits_of_a_decoder(models):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
 
     at = np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1))
-    whole = theirs(model, TOKENS, 0 * at + 1, at)
+    whole = logits_of_transformers(model, TOKENS, 0 * at + 1, at)
     assert 0.3 < whole.std() < 3
     assert_close(forward(state, TOKENS, at, None, 0 * at)[0], whole)
 
     positions = np.asarray(pe.positions_from_mask(MASK))
-    padded, steps = theirs(model, TOKENS, MASK, np.where(MASK, positions, 0)), [CHUNK, *range(CUT, LENGTH)]
+    padded = logits_of_transformers(model, TOKENS, MASK, np.where(MASK, positions, 0))
+    steps = [CHUNK, *range(CUT, LENGTH)]
     placed = np.where(MASK, FAR + positions, decoder.EMPTY).astype(np.int32)
     cache, parts = models[1].new_cache(BATCH, LENGTH, CHUNK), []
     for tokens, p in zip(np.split(TOKENS, steps, 1), np.split(placed, steps, 1), strict=True):
@@ -110,13 +114,15 @@ def test_logits_of_a_decoder(models):
     ids = np.zeros_like(at)
     for i, part in enumerate(PACK):
         ids[:, part] = i
-    alone = [theirs(model, TOKENS[:, part], 0 * at[:, part] + 1, at[:, part] - part.start) for part in PACK]
+    alone = [
+        logits_of_transformers(model, TOKENS[:, part], 0 * at[:, part] + 1, at[:, part] - part.start) for part in PACK
+    ]
     packed = forward(state, TOKENS, FAR + np.asarray(pe.positions_from_segments(ids)), None, ids)[0]
     assert_close(packed, np.concatenate(alone, 1))
 
 
 @pytest.mark.parametrize("perceptron", ["relu", "gated-gelu"])
-def test_features_of_t5(perceptron):
+def test_features_of_t5_are_those_of_transformers(perceptron):
     sizes = dict(vocab_size=50, d_model=24, d_kv=8, d_ff=40, num_layers=3, num_heads=2, feed_forward_proj=perceptron)
     buckets = dict(relative_attention_num_buckets=16, relative_attention_max_distance=40)
     torch.manual_seed(0)

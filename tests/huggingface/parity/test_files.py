@@ -1,6 +1,8 @@
-"""What transformers writes into files: the order of features in GGUF, names of what was learned, and configs.
+"""Files that transformers reads and writes.
 
-A config that transformers reads and saves again gives the plan of the old file.
+- Its reader of GGUF files converts the layout of LLaMA as `convert_layout` does.
+- The names of a plan's parameters are those in a saved checkpoint.
+- A config that transformers reads and saves again gives the plan of the old file.
 """
 
 import dataclasses
@@ -21,14 +23,14 @@ from posenc_jax import hf
 
 
 def test_gguf_of_llama_is_interleaved():
-    """transformers undoes what llama.cpp's converter did, here to keys of two heads."""
+    """transformers undoes the interleaving by llama.cpp's converter, here for keys of two heads."""
     file = np.arange(48.0).reshape(16, 3)
     ours = pe.convert_layout(file, 8, source="interleaved", target="half", axis=0, num_heads=2)
     np.testing.assert_array_equal(ours, LlamaTensorProcessor()._reverse_permute_weights(file, 4, 2))
 
 
 def test_the_names_of_parameters_are_those_of_a_saved_checkpoint(tmp_path):
-    """Of a whole model, as transformers saves it; a plan's names stand in it for every layer."""
+    """Mistral Large 4, a whole model, saved by transformers: the file has each name for every layer."""
     *_, text = (case["config"] for case in recorded.cases("hf_layers"))
     text |= {"vocab_size": 8, "intermediate_size": 16, "first_k_dense_replace": 4}
     tower = {"model_type": "pixtral", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -47,11 +49,12 @@ def test_the_names_of_parameters_are_those_of_a_saved_checkpoint(tmp_path):
 
 
 LENGTH = 4097  # above the original length of Phi-3
-# Of these, the class does not read the language model of the old file, or fails.
+# LOST: the class does not read the language model of the old file. FAILING: the class fails.
 LOST, FAILING = {"et-gemma3-1b-it", "glm-asr", "ttf-vibevoice"}, {"ome-dbrx-132b", "specforge-qwen2.5-vl-32b-eagle3"}
 
 
 def is_read(config):
+    """Whether the package reads a config."""
     try:
         return hf.rotary_from_config(config, length=LENGTH) is not None
     except (TypeError, ValueError):
@@ -64,8 +67,8 @@ READ = [name for name, x in CONFIGS.items() if x.get("model_type") in CONFIG_MAP
 
 
 @pytest.mark.parametrize("name", [name for name in READ if name not in FAILING])
-def test_a_config_saved_again(name):
-    """In full and without its defaults."""
+def test_a_config_saved_again_gives_the_same_plan(name):
+    """Saved in full, and without its defaults."""
     plan = hf.rotary_from_config(CONFIGS[name], length=LENGTH)
     with warnings.catch_warnings(action="ignore"):
         read = CONFIG_MAPPING[CONFIGS[name]["model_type"]].from_dict(json.loads(json.dumps(CONFIGS[name])))
@@ -75,7 +78,7 @@ def test_a_config_saved_again(name):
             assert not is_read(saved)
             continue
         again = hf.rotary_from_config(saved, length=LENGTH)
-        # Of types that transformers does not have, it is not known what they attend to; the class may be of another.
+        # A fact that the old plan does not know (None) may be known of the type of the class, which saved the file.
         known = [{key: x for key, x in vars(layer).items() if x is not None} for layer in plan.layers]
         layers = [vars(layer) | own for layer, own in zip(again.layers, known, strict=True)]
         assert dataclasses.replace(again, layers=plan.layers) == plan

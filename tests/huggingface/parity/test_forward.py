@@ -1,9 +1,9 @@
-"""Models of every type, run forward with small sizes: each layer rotates and attends as the plan of its config says.
+"""In a small model of every type, each layer rotates and attends as the plan of its config says.
 
-- Queries and keys at positions are those at rest, rotated by the plan; a plan with the other layout differs.
+- Queries and keys are those of a pass at rest, rotated by the plan; a plan with the other layout is wrong.
 - Scores are multiplied by the plan's scale.
 - A query sees the keys in the plan's window.
-- Types of layers that a config does not list are those of the class.
+- Kinds of layers that a config does not list are those of the class.
 """
 
 import dataclasses
@@ -23,10 +23,11 @@ from posenc_jax.hf import _attending, _models
 
 TYPES = sorted(_models.MODELS.keys() & {*CONFIG_MAPPING} - small.NOT_RUN)
 LENGTH = 131_072  # above all positions
-WRONG = 0.1  # the least difference of a wrong plan, of the largest feature
+WRONG = 0.1  # a wrong plan differs by more than this part of the largest feature
+# Types whose masks a plan does not know.
 UNKNOWN = _attending._OTHER_MASKS | {name for name, facts in _models.MODELS.items() if facts.never_rotates}
 SELECTING = {"glm5_next_text", "qwen4_exp_text"}  # an indexer hides some keys
-SCALED_BEFORE = {"esm", "openai_privacy_filter"}  # their queries, or queries and keys, are
+SCALED_BEFORE = {"esm", "openai_privacy_filter"}  # these scale queries, or queries and keys, and not scores
 ALIASES = {"minimax_m3_sparse": "indexed_attention"}  # another name in transformers
 LISTING = {"cohere_compass_text", "dory"}  # their configs need layer_types
 
@@ -38,10 +39,10 @@ def plan_of(model_type):
 
 @functools.cache
 def passes(model_type):
-    """Positions of a row of equal tokens, what layers attend with at rest and there, and what is learned."""
+    """The positions of a row of equal tokens, `Calls` at rest and at these positions, and learned arrays by name."""
     model, plan, positions = forward.make_model(model_type), plan_of(model_type), forward.POSITIONS
     axes = max(layer.frequencies.num_axes for layer in plan.layers)
-    if axes > 1:  # all of them different
+    if axes > 1:  # with different coordinates
         positions = np.stack([positions // (i + 1) + 11 * i for i in range(axes)], -1)
     start = positions if model_type in small.RESTARTING else 0 * positions
     rest, moved = forward.recorded(model, start, rest=True), forward.recorded(model, positions)
@@ -53,35 +54,36 @@ def passes(model_type):
 
 
 def errors(model_type, plan):
-    """The difference of the model's features from a plan's by layer and role, for each position.
+    """How far the plan's rotation of vectors at rest is from the model's, for each position.
 
-    Relative to the largest feature of the layer.
+    Relative to the largest feature; by part ("attention" or "indexer"), layer and role.
     """
     (positions, rest, moved, arrays), result = passes(model_type), {}
-    for name, own in {"attention": plan, "indexer": plan.indexer}.items():
-        for layer, after in getattr(moved, name).items():
+    for part, own in {"attention": plan, "indexer": plan.indexer}.items():
+        for layer, after in getattr(moved, part).items():
             for role in ("query", "key"):
-                x, y, at = getattr(getattr(rest, name)[layer], role), getattr(after, role), positions
-                if (name, role) == ("indexer", "key") and model_type in small.COMPRESSED:
+                x, y, at = getattr(getattr(rest, part)[layer], role), getattr(after, role), positions
+                if (part, role) == ("indexer", "key") and model_type in small.COMPRESSED:
                     at = small.COMPRESSED[model_type] * np.arange(x.shape[2], dtype=np.int32)
                 elif model_type in small.SCALED_BY_INDEX and not own.layers[layer].rotary_dim:
+                    # The scale of queries counts tokens, also in the pass at rest; the first token has a scale of 1.
                     x, at = x[..., :1, :] + 0 * x, np.arange(len(positions), dtype=np.int32)
                 if own is not None:  # else an indexer that does not rotate
                     parameters = {name: arrays[name.format(layer=layer)] for name, _ in own.parameters}
                     options = {"head_axis": -3, "role": role, "scaled": False, "parameters": parameters}
                     x = np.asarray(own.rotate(x, layer, at, **options))
                 error = np.abs(x - y).max((0, 1, 3)) / np.abs(y).max()
-                result[name, layer, role] = error if len(at) == len(positions) else np.full(len(positions), error.max())
+                result[part, layer, role] = error if len(at) == len(positions) else np.full(len(positions), error.max())
     return result
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_queries_and_keys(model_type):
-    """Of every kind of layer that the class has."""
+def test_queries_and_keys_are_rotated_as_the_plan_says(model_type):
+    """In every kind of layer that the class has."""
     plan, (positions, _, moved, _) = plan_of(model_type), passes(model_type)
     configs = CONFIG_MAPPING[model_type](), forward.make_config(model_type)
-    of_class, own = ({*(getattr(config, "layer_types", None) or ())} for config in configs)
-    assert of_class <= own
+    of_class, of_model = ({*(getattr(config, "layer_types", None) or ())} for config in configs)
+    assert of_class <= of_model
     assert {i for i, layer in enumerate(plan.layers) if layer.rotary_dim} <= moved.attention.keys()
     assert moved.indexer or not plan.indexer
     within = 2e-6 + 1e-7 * positions.reshape(len(positions), -1).max(-1)  # frequencies and phases are float32
@@ -92,7 +94,7 @@ def test_queries_and_keys(model_type):
 
 
 @pytest.mark.parametrize("model_type", [name for name in TYPES if name not in SCALED_BEFORE])
-def test_scales(model_type):
+def test_scores_have_the_scale_of_the_plan(model_type):
     layers = plan_of(model_type).layers
     calls = {i: call.scaling for i, call in passes(model_type)[2].attention.items() if call.scaling is not None}
     assert calls or model_type in small.EAGER
@@ -100,7 +102,7 @@ def test_scales(model_type):
 
 
 @pytest.mark.parametrize("model_type", TYPES)
-def test_masks(model_type):
+def test_a_query_sees_the_keys_that_the_plan_says(model_type):
     layers = plan_of(model_type).layers
     for index, (*_, mask) in passes(model_type)[2].attention.items():
         layer = layers[index % len(layers)]
@@ -111,7 +113,7 @@ def test_masks(model_type):
         elif model_type not in SELECTING | UNKNOWN:
             seen, at = visible(mask), np.arange(mask.shape[-2])
             chunks = (at // layer.chunk,) * 2 if layer.chunk else None
-            causal = not np.triu(seen, 1).any()  # as the model's mask is
+            causal = not np.triu(seen, 1).any()  # no plan says this: it is read from the model's mask
             want = may_see(at, at, causal, chunks, layer.window or (None, None))[0]
             np.testing.assert_array_equal(seen, want, str((index, layer)))
 
@@ -123,13 +125,14 @@ def visible(mask):
 
 
 @pytest.mark.parametrize("model_type", sorted({*TYPES} - UNKNOWN))
-def test_kinds(model_type):
-    settings, values = dict(small.BY_TYPE.get(model_type, {})), {}
+def test_kinds_of_layers_are_those_of_the_class(model_type):
+    """If a pattern gives the kinds, they are left out of the config."""
+    settings, left_out = dict(small.BY_TYPE.get(model_type, {})), set()
     if _models.MODELS[model_type].pattern is not None and model_type not in LISTING:
         settings.pop("layer_types", None)
-        values = {"layer_types": None}
+        left_out = {"layer_types"}
     config = forward.make_config(model_type, settings)
-    values = {key: x for key, x in config.to_dict().items() if key not in values}
+    values = {key: x for key, x in config.to_dict().items() if key not in left_out}
     kinds = getattr(config, "layer_types", None) or get_layer_types_and_kwargs(config)[0]
     layers = hf.rotary_from_config(values, length=LENGTH).layers
     assert [layer.kind for layer in layers] == [ALIASES.get(kind, kind) for kind in kinds]

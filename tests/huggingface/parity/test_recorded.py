@@ -1,4 +1,4 @@
-"""What the installed libraries compute is what is recorded of them, from which the other tests take it."""
+"""The installed libraries compute what tests/oracles/recorded holds, to which other tests compare the package."""
 
 import json
 
@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import record
 
-# Powers are the machine's own, and so is the order of sums: beside spectra, attention is compared, of order 1.
+# Files of frequencies, whose floats have a relative bound. Other files have numbers of order 1, with an absolute bound:
+# powers and the order of sums differ between machines.
 SPECTRA = {"hf_frequencies", "hf_model_types", "hf_published"}
 VERSIONS = record.PEERS | {"versions", "transformers_version"}
 
 
 def split(values):
-    """Without versions and with None for floats; and the floats."""
+    """The values without versions and with None for each float, and the list of floats."""
     floats, others = [], lambda items: {key: value for key, value in items.items() if key not in VERSIONS}
     text = json.dumps(values, default=record.as_lists, sort_keys=True)
     return json.loads(text, parse_float=lambda digits: floats.append(float(digits)), object_hook=others), floats
@@ -20,7 +21,7 @@ def split(values):
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")  # WavLM's own masks
 @pytest.mark.parametrize("name", sorted(record.RECORDERS))
-def test_what_is_recorded(name):
+def test_installed_libraries_compute_what_is_recorded(name):
     try:
         fresh = record.fresh(name)
     except ModuleNotFoundError as error:  # each is in the dependency group "parity"

@@ -1,4 +1,4 @@
-"""Vision towers beside transformers, where nothing is recorded: what a class fills in, and composites."""
+"""Vision towers beside the installed transformers: values that a class fills in, and configs of whole models."""
 
 import pytest
 import towers
@@ -10,25 +10,27 @@ from posenc_jax.hf import _towers, vision_rotary_from_config
 
 
 @pytest.mark.parametrize("case", recorded.cases("hf_towers"), ids=lambda case: case["config"]["model_type"])
-def test_what_a_class_fills_in(case):
-    """A config and all its keys read alike; and a model has a table where its plan says so."""
+def test_a_config_filled_in_by_its_class_gives_the_same_plan(case):
+    """The model has a learned table of positions if the plan says so."""
     plan, config = vision_rotary_from_config(case["config"]), config_of(case["config"])
     assert vision_rotary_from_config(config.to_dict()) == plan
     assert (plan.table != "none") == bool(towers.learned(towers.make_model(config)))
 
 
 def towers_in(config):
+    """The configs of vision towers in a config of transformers."""
     for name in ("vision_config", "thinker_config", "backbone_config"):
         if (part := getattr(config, name, None)) is not None:
             yield from [part] if part.model_type in _towers.TOWERS else towers_in(part)
 
 
 def without_types(values):
+    """A config.json whose parts have no model_type."""
     return {k: without_types(v) if isinstance(v, dict) else v for k, v in values.items() if k != "model_type"}
 
 
-def test_composites():
-    """A whole model's config gives the plan of its tower, with and without the types of its parts."""
+def test_a_whole_models_config_gives_the_plan_of_its_tower():
+    """With and without the model types of its parts."""
     read = 0
     for name in CONFIG_MAPPING.keys() - _towers.TOWERS.keys():
         try:
@@ -40,4 +42,4 @@ def test_composites():
             assert vision_rotary_from_config(config) == want, name
             assert vision_rotary_from_config({"model_type": name} | without_types(config.to_dict())) == want, name
             read += 1
-    assert read > 35
+    assert read > 35  # most of the whole models with towers can be made

@@ -1,4 +1,4 @@
-"""Settings of every rope type, for every model type: a plan has the frequencies of the class, or it is refused."""
+"""With settings of every rope type, a plan of every model type has the frequencies of the class, or is refused."""
 
 import itertools
 import re
@@ -11,10 +11,11 @@ from rotary import TYPES
 from posenc_jax import hf
 from posenc_jax.hf import _models
 
-LENGTH = 3000  # of "dynamic" and "longrope": above one of the original lengths below
+LENGTH = 3000  # for "dynamic" and "longrope": between the two original lengths below
 OUTER = {"bailing_hybrid", "cohere2_moe"}  # their classes keep a base beside the settings
-# Their classes have the rotated part as a share only, which another one would contradict.
+# Types whose share of rotated features is fixed by other keys, so that another share contradicts them.
 SHARED = {"deepseek_v4", "mistral4"}
+# Reasons for which a plan may be refused.
 REFUSALS = re.compile(
     "sections must sum|even number|max_position_embeddings is missing|contradicts (rotary|qk_rope_head)_dim|"
     "ignores rotary_dim|must be {} in model_type 'esm'"
@@ -34,7 +35,7 @@ SETTINGS = [
 
 
 def vary(model_type, first, share):
-    """A config whose rope settings begin with number `first` of the above, another one for each layer type."""
+    """A config with `SETTINGS[first]` and this share of rotated features; other layer types have other settings."""
     model, base = _models.MODELS[model_type], TYPES[model_type]
     usual = config_of(base)
     plan = hf.rotary_from_config(usual.to_dict(), length=LENGTH)
@@ -53,13 +54,13 @@ def vary(model_type, first, share):
 
 
 def compare(model_type, first, share):
-    """Whether a variation is read; its frequencies are then those of the model's class."""
+    """ "read" after comparing frequencies with the class, "refused by the class", or the package's error."""
     varied = vary(model_type, first, share)
     try:
         config = config_of(varied)
         embedding, kinds = new_embedding(config), getattr(config, "layer_types", None) or [""]
         spectra = spectra_of(embedding, kinds, LENGTH)
-    except Exception:  # whatever the class or its validation says of settings that it does not take
+    except Exception:  # of the class or its validation
         return "refused by the class"
     try:
         plan = hf.rotary_from_config(config.to_dict(), length=LENGTH)
@@ -78,7 +79,7 @@ def compare(model_type, first, share):
 
 
 @pytest.mark.parametrize("model_type", [name for name in TYPES if name not in SHARED])
-def test_variations(model_type):
+def test_a_variation_has_the_frequencies_of_the_class_or_is_refused(model_type):
     found = [compare(model_type, *x) for x in itertools.product(range(len(SETTINGS)), (None, 0.25, 0.5))]
     assert all(REFUSALS.search(x) for x in found if x not in ("read", "refused by the class")), found
-    assert ("read" in found) == (model_type != "esm")  # whose class takes its default settings alone
+    assert ("read" in found) == (model_type != "esm")  # its class takes the default settings alone

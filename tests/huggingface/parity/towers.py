@@ -1,4 +1,4 @@
-"""Small vision towers of every type, run forward: queries and keys at rest and moved, and rows of learned tables.
+"""Small vision towers of every type, run forward: queries and keys before and after their rotation, and rows of tables.
 
 The attention that records returns zeros. A pass at rest, in which all cosines are 1 and all sines 0, records queries
 and keys before their rotation; a second pass records them after it.
@@ -15,7 +15,7 @@ from transformers import AttentionInterface, vision_utils
 
 from huggingface.test_towers import LATENT_GRID, LATENTS, OBJECTS
 
-# A class of the module, where it is not its model or its encoder.
+# The class to build, where it is not the model or encoder of its module.
 CLASSES = {
     "dinov3_vit": "DINOv3ViTModel",
     "sapiens2": "Sapiens2Model",
@@ -92,7 +92,7 @@ AttentionInterface.register("record_towers", _record)
 
 
 def passes(config, images):
-    """The layer of each attention, and its query and key (batch, heads, seq, features) at rest and moved."""
+    """The layer of each attention, and its query and key (batch, heads, seq, features), at rest and then rotated."""
     model, results = make_model(config), []
     for rest in (True, False):
         _calls.clear()
@@ -106,7 +106,7 @@ def passes(config, images):
 
 
 def hf_towers(case):
-    """Of queries of one layer of each kind, or of keys in memory, some tokens at rest and moved."""
+    """Some queries of one layer of each kind, or keys in memory, before and after their rotation."""
     config = config_of(case["config"])
     if config.model_type == UNLIKE:
         return {}
@@ -127,13 +127,13 @@ def hf_towers(case):
 
 
 def learned(model):
-    """The names of the parameters of a tower that speak of positions and have a row for each of several."""
+    """The names of a tower's parameters that are tables of positions, with more than one row."""
     names = [(name, p) for name, p in model.named_parameters() if "pos_emb" in name or "position" in name]
     return [name for name, p in names if p.ndim > 1 and p.shape[-2] > 1]
 
 
 def hf_tower_tables(case):
-    """The rows that reach the patches of a tower, of which all other weights are zeros."""
+    """The rows of a table that are added to patches: all other weights of the tower are zeros."""
     config, images = config_of(case["config"]), case["images"]
     if config.model_type == UNLIKE:
         return {}

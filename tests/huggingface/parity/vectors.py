@@ -1,4 +1,7 @@
-"""Vectors, tables, grids, timesteps and spectra: functions of transformers, torch, timm, diffusers and PoPE-pytorch."""
+"""Records values by functions of transformers, torch, timm, diffusers and PoPE-pytorch.
+
+The values are frequencies, rotated vectors, timesteps, grids and resized tables.
+"""
 
 import importlib
 import types
@@ -16,7 +19,7 @@ def floats(x):
 
 
 def hf_frequencies(case):
-    """Those of a config, of the length of a sequence if its settings depend on it."""
+    """The frequencies of a config, for a sequence of its length where the rope type depends on it."""
     config, rope = config_of(case["config"]), case["config"]["rope_parameters"]
     embedding = new_embedding(config)
     inverse, factor = embedding.inv_freq, embedding.attention_scaling
@@ -29,7 +32,7 @@ def hf_frequencies(case):
 
 
 def diffusing(name):
-    """The module of a model."""
+    """The module of a model of diffusers."""
     return importlib.import_module(f"diffusers.models.transformers.transformer_{name}")
 
 
@@ -40,7 +43,7 @@ def diffusers_timesteps(case):
 
 
 def diffusers_rotations(case):
-    """By the cosines and sines, or the phases, that each model's code makes for a grid; vectors (patches, width)."""
+    """Vectors (patches, width), rotated by the cosines and sines, or phases, of each model's own code for a grid."""
     from diffusers.models import embeddings
 
     model, positions, video = case["model"], torch.tensor(case["positions"]), torch.zeros(1, 1, 2, 6, 10)
@@ -60,7 +63,7 @@ def diffusers_rotations(case):
     return {"rotated": embeddings.apply_rotary_emb(x, freqs, use_real=real, sequence_dim=1)[0, :, 0]}
 
 
-# Of models that turn vectors, or move patches
+# Models that rotate vectors, or move patches
 
 
 def turns(case):
@@ -72,7 +75,7 @@ def turns(case):
 
 
 def by_ernie(case, positions, x, width):
-    """The queries that its attention gets."""
+    """Queries as the attention of ERNIE-Image gets them."""
     seen, same, ernie = [], lambda x: x, diffusing("ernie_image")
     freqs = ernie.ErnieImageEmbedND3(width, case["base"], case["widths"])(floats(positions)[None])
     attention = types.SimpleNamespace(to_q=same, to_k=same, to_v=same, to_out=[same], heads=1, norm_q=None, norm_k=None)
@@ -110,7 +113,7 @@ def drawn_patches(case):
 
 @torch.no_grad()
 def pope(case):
-    """Queries and keys (heads, seq, width) and a bias of which some leaves [−2π, 0]."""
+    """PoPE's queries, keys (heads, seq, width) and scores; parts of the bias are outside [−2π, 0]."""
     import PoPE_pytorch
     from PoPE_pytorch.attention import compute_attn_similarity_non_fused
 
@@ -139,7 +142,7 @@ def timm_resized(case):
 
 
 def torch_resized(case):
-    """By `grid_sample` where rows outside are zeros, else by `interpolate`."""
+    """A table resized by `grid_sample`, if rows outside it are zeros, or else by `interpolate`."""
     channels, new = torch.tensor(case["table"]).reshape(*case["old"], -1).permute(2, 0, 1)[None], case["new"]
     mode, aligned = "bilinear" if case["method"] == "linear" else "bicubic", case.get("align_corners", False)
     if case.get("zeros_outside"):  # at the places of `interpolate`, in the units of `grid_sample`
