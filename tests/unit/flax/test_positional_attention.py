@@ -386,9 +386,9 @@ def test_biases_are_added_to_what_a_layer_gives(what_flax_gets):
 
     layer_biases = from_layer, from_layer.astype(jnp.bfloat16)
     for layer_bias, bias in zip(layer_biases, jax.jit(lambda *each: [*map(added, each)])(*layer_biases), strict=True):
-        want = (distance(FAR, FAR - 3) + np.float32(0.5) + layer_bias.astype(np.float32))[None]
+        summands = distance(FAR, FAR - 3), np.float64(0.5), layer_bias.astype(np.float64)
         assert bias.dtype == np.float32
-        assert_within(bias, want, 1e-6 * abs(want), against="the sum")
+        assert_within(bias, sum(summands)[None], 2**-22 * sum(map(np.abs, summands)), against="the sum")
     i, j, query, key = found[0]
     np.testing.assert_array_equal(i, FAR)
     np.testing.assert_array_equal(j, FAR - 3)

@@ -236,6 +236,7 @@ TINY = SCALED.with_attention_factor(-2e-39)
     ("error", "match", "change"),
     [
         (TypeError, r"x must be a float array of shape \(..., head_dim\)", {"x": X.astype(int), "head_axis": None}),
+        (TypeError, r"x must be a float array of shape \(..., heads, head_dim\)", {"x": X.astype(int)}),
         (ValueError, "layout must be one of", {"layout": "neox"}),
         (ValueError, "part must be one of", {"part": "middle"}),
         (TypeError, "inverse must be True or False", {"inverse": "no"}),
