@@ -167,12 +167,6 @@ def test_positions_of_separated_documents_may_return(name):
     attend(PACKED, PACKED, causal=True, **SEPARATED[name])
 
 
-def test_a_mask_behind_several_leading_axes_separates_documents():
-    x, at = jax.ShapeDtypeStruct((2, 1, 8, 2, 4), F), {"query_positions": PACKED, "key_positions": PACKED}
-    mask = np.equal.outer(SEGMENTS, SEGMENTS)[None, None, None]
-    jax.eval_shape(lambda x: pe.attention(x, x, x, causal=True, mask=mask, **at), x)
-
-
 def test_a_mask_that_hides_nothing_separates_nothing():
     for mask in (np.ones((1, 1, 1, 8), bool), np.array([False, True])[None, :, None, None]):
         with pytest.raises(ValueError, match="key_positions must not return"):
