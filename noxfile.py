@@ -94,7 +94,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_all(session: nox.Session) -> None:
-    """All tests, 15 to 30 minutes: the slow ones too, and twice the hostile input."""
+    """All tests, 10 to 20 minutes: the slow ones too, and twice the hostile input."""
     install(session, *TESTED)
     parallel(session, "-m", "", POSENC_HOSTILE="2")
 
@@ -471,7 +471,7 @@ def fuzz(session: nox.Session) -> None:
     install(session, *TESTED)
     rooms = {
         "properties": ("arguments", "drawn"),
-        "unit/frequencies": ("drawn_frequencies",),
+        "unit/frequencies": ("drawn_spectra",),
         "huggingface": ("hostile_configs",),
         "tools": ("hostile_files",),
     }

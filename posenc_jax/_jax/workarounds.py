@@ -72,7 +72,7 @@ def rounded_product(a: jax.Array, b: jax.Array) -> jax.Array:
     LLVM and NVIDIA's compiler contract a·b + c to an FMA in some programs but not in others, so the bits differ (JAX
     0.10 and 0.12). An integer minimum blocks the contraction, and changes nothing: it replaces the positive NaN of all
     ones by the next one. Gains the same bits in every program, at one operation.
-    tests/unit/rotary/test_rotation.py::test_every_form_computes_the_same
+    tests/unit/rotary/test_rotation.py::test_every_lowering_computes_the_same
     """
     result = lax.mul(a, b)
     bits = lax.bitcast_convert_type(result, np.dtype(f"int{8 * result.dtype.itemsize}"))

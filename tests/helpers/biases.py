@@ -35,21 +35,19 @@ class Bias(NamedTuple):
 
         return call, tuple(leaves[n] for n in arrays)
 
+    def of_distances(self, distance: Any, queries: Any, after: Any, arguments: Any) -> np.ndarray:
+        """The formula of distances, positions of queries, whether j > i, and the values of `arguments` in order."""
+        return self.formula(distance, *[after] * self.sided, *[queries] * self.absolute, *arguments)
+
     def truth(self, query_positions: Any, key_positions: Any, **given: Any) -> np.ndarray:
         """The formula of positions and of all arguments by name; JAX may have sorted their names."""
         queries, distance, after = oracles.exact_tile(query_positions, key_positions)
-        first = [after] * self.sided + [queries] * self.absolute
-        return self.formula(distance, *first, *(given[name] for name in self.arguments(1)))
+        return self.of_distances(distance, queries, after, (given[name] for name in self.arguments(1)))
 
     def beside(self, heads: int) -> tuple[Callable[..., jax.Array], Callable[..., np.ndarray]]:
         """The function of positions, and its formula of (distance, positions of queries, whether j > i)."""
         given = self.arguments(heads)
-
-        def truth(distance: Any, queries: Any, after: Any) -> np.ndarray:
-            first = [after] * self.sided + [queries] * self.absolute
-            return self.formula(distance, *first, *given.values())
-
-        return partial(self.function, **given), truth
+        return partial(self.function, **given), partial(self.of_distances, arguments=given.values())
 
 
 def _spread(start: float, end: float) -> Callable[[int], np.ndarray]:

@@ -39,9 +39,10 @@ def reader(browser):
 
 @pytest.fixture
 def page(reader, origin):
-    """A new page; what goes wrong in it fails the test."""
+    """A new page; what goes wrong in it fails the test, and what it stores, such as the scheme, goes with it."""
     page = reader.new_page()
     page.faults = watch(page, origin)
     yield page
+    page.evaluate("location.protocol === 'about:' || localStorage.clear()")
     page.close()
     report(page.url, page.faults)

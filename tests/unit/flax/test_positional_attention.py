@@ -25,7 +25,7 @@ import posenc_jax as pe
 import posenc_jax.linen as linen
 import posenc_jax.nnx as nnx_modules
 from helpers.closeness import assert_within
-from helpers.modules import content_by_loops, drawn
+from helpers.modules import drawn
 from helpers.slow import slow
 from oracles import attention as oracle_attention
 from oracles import biases as oracle_biases
@@ -456,8 +456,8 @@ def in_float64(params, x, positions, seen=True):
     bias = oracle_biases.t5(d, after, of_biases["bias"]["embedding"]) if "bias" in of_biases else 0
     if "content_bias" in of_biases:
         table = of_biases["content_bias"]["embedding"]
-        settings = {"of": "key", "first": -3, "outside": 0.0}
-        bias = lambda q, k: 0.7 * content_by_loops(positions, positions, k, table, **settings)  # noqa: E731
+        rows = oracle_biases.content_rows(positions, positions, len(table), first=-3)
+        bias = lambda q, k: 0.7 * oracle_biases.content(rows, k, table, of_keys=True)  # noqa: E731
     return oracle_attention.layer(params, x, positions, bias, seen)
 
 

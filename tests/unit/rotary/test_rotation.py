@@ -93,7 +93,7 @@ TRIED = [
 
 
 @pytest.mark.parametrize(("name", "case", "layouts", "target"), TRIED)
-def test_every_form_computes_the_same(name, case, layouts, target):
+def test_every_lowering_computes_the_same(name, case, layouts, target):
     dtype = CASES[case][0]
     for layout, got in lowered(name, case, layouts, target).items():
         want = by_reference(case)[layout]
