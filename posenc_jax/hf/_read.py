@@ -122,8 +122,8 @@ def _plan(values: Json, model: Model, settings: Values, layout: Any, length: int
     layers = _all_layers(config, settings, types, length)
     layout = _layout(config, layout)
     completed = [dict(items) for items in dict.fromkeys(layer.settings for layer in layers) if items]
-    depends_on_length = any("short_factor" in x or MAXIMUM in x for x in completed)
-    length = length if depends_on_length else None
+    # The plan depends on the length in these two cases alone.
+    length = length if any("short_factor" in x or MAXIMUM in x for x in completed) else None
     indexer = _indexer(config, layers, length)
     rotates_values = config.get_flag("rope_on_values")
     softmax_scale = _softmax_scale(completed)
@@ -207,5 +207,5 @@ def _softmax_scale(completed: list[dict[str, Any]]) -> float:
     """The factor by which mscale_all_dim multiplies the scores of latent attention."""
     roots = [temperature(x["factor"], x["mscale_all_dim"]) for x in completed if "mscale_all_dim" in x]
     scales = {x * x for x in roots} or {1.0}
-    require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", sorted(scales))
-    return scales.pop()
+    require(len(scales) == 1, "mscale_all_dim asks for different scales of the scores, {}", scales)
+    return checks.number("the scale of the scores by mscale_all_dim", scales.pop())

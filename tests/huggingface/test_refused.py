@@ -141,7 +141,11 @@ REFUSED = [
         layer_types=[FULL, SLIDING],
         rope_parameters={x: YARN | {"mscale_all_dim": m} for x, m in ((FULL, 1.0), (SLIDING, 0.5))},
     ),
-    row("deepseek_v3", "score_scale must be finite", rope_scaling=YARN | {"mscale_all_dim": 1e200}),
+    row(
+        "deepseek_v3",
+        "the scale of the scores by mscale_all_dim must be finite",
+        rope_scaling=YARN | {"mscale_all_dim": 1e200},
+    ),
     row(
         "llama",
         "max_position_embeddings is missing",
