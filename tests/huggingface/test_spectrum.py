@@ -9,9 +9,6 @@ import pytest
 import posenc_jax as pe
 from posenc_jax.hf import frequencies_from_rope_parameters, rotary_from_config
 
-LONGROPE = {"rope_type": "longrope", "factor": 32.0, "original_max_position_embeddings": 4096}
-LONGROPE |= {"short_factor": [1 + i / 32 for i in range(32)], "long_factor": [1 + i * i / 4 for i in range(32)]}
-
 
 def test_sections_divide_the_pairs_among_coordinates():
     settings, sections = {"rope_type": "linear", "factor": 4.0, "mrope_section": [11, 11, 10]}, (11, 11, 10)
@@ -20,6 +17,7 @@ def test_sections_divide_the_pairs_among_coordinates():
     assert frequencies_from_rope_parameters(64, 5e5, settings, axes=False) == spectrum
     interleaved = frequencies_from_rope_parameters(64, 5e5, settings | {"mrope_interleaved": True})
     assert interleaved == pe.multi_section(spectrum, sections, interleaved=True)
+    # without settings, the rope type is "default"
     assert frequencies_from_rope_parameters(64, 500_000) == pe.geometric(64, 5e5)
 
 
@@ -33,6 +31,7 @@ def test_sections_divide_the_pairs_among_coordinates():
 )
 def test_errors_are_those_of_rotary_from_config_under_the_functions_name(settings, words):
     config = {"num_hidden_layers": 1, "head_dim": 64, "rope_interleave": False, "rope_theta": 1e4}
+    # rope_interleave says the layout in place of a model_type
     with pytest.raises((TypeError, ValueError), match=words) as of_reader:
         rotary_from_config(config | {"rope_parameters": settings})
     with pytest.raises(of_reader.type) as error:
@@ -44,24 +43,28 @@ def test_errors_are_those_of_rotary_from_config_under_the_functions_name(setting
     ("head_dim", "base", "settings", "words"),
     [
         (64, 1e4, {"rope_theta": 5e5}, "rope_parameters.rope_theta = 500000.0 contradicts rope_theta"),
-        (64, 1e4, {"full_attention": {}}, "must be one set of settings, not those of layer"),
+        (64, 1e4, {"full_attention": {}}, "rope_parameters must be one set of settings, not those of layer"),
         (64, 1e4, [], "rope_parameters must be a mapping"),
         (64, 1e4, {"factor": {1}}, "rope_parameters must hold numbers, strings, booleans and lists"),
         (64, 0, {}, "base must be positive"),
         (0, 1e4, {}, "head_dim must be at least 1"),
     ],
 )
-def test_invalid_arguments_are_refused(head_dim, base, settings, words):
-    with pytest.raises((TypeError, ValueError), match=words):
+def test_invalid_arguments_raise(head_dim, base, settings, words):
+    with pytest.raises((TypeError, ValueError), match=f"^frequencies_from_rope_parameters: {words}"):
         frequencies_from_rope_parameters(head_dim, base, settings)
 
 
 def test_results_are_cached_by_value_and_type():
-    def read(**changes):
-        return frequencies_from_rope_parameters(64, 1e4, LONGROPE | changes, length=9)
+    settings = {"rope_type": "longrope", "factor": 32.0, "original_max_position_embeddings": 4096}
+    factors = [1 + i / 32 for i in range(32)]
 
-    assert read() is read(short_factor=np.array(LONGROPE["short_factor"]))
-    assert read() != read(short_factor=[1.0] * 32)
+    def read(short_factor):  # which serves a length of 9
+        changes = {"short_factor": short_factor, "long_factor": [4.0] * 32}
+        return frequencies_from_rope_parameters(64, 1e4, settings | changes, length=9)
+
+    assert read(factors) is read(np.array(factors))
+    assert read(factors) != read([1.0] * 32)
     assert frequencies_from_rope_parameters(64, 1e4, {"mrope_section": [8, 12, 12]}).num_axes == 3
     with pytest.raises(TypeError, match="must be an integer"):  # though 8.0 == 8, this list is not found in the cache
         frequencies_from_rope_parameters(64, 1e4, {"mrope_section": [8.0, 12.0, 12.0]})

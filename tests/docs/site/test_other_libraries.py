@@ -1,4 +1,4 @@
-"""The recipe's layers in Equinox and Haiku: what the layer in plain JAX computes, with the same gradient."""
+"""The Equinox and Haiku layers of docs/recipes.md#other-libraries have the output and gradient of its plain JAX."""
 
 import re
 import textwrap
@@ -15,8 +15,8 @@ from helpers import pages
 Q, K, V = np.random.default_rng(0).normal(size=(3, 12, 4, 16)).astype(np.float32)
 
 
-def tab(name):
-    """What the recipe's tab of plain JAX defines, and another tab after it."""
+def defined_by(name):
+    """What the recipe's tabs "Plain JAX" and `name` define: `attention_layer`, `table`, `forward`, `f`, `Attention`."""
     code = [pages.definition("docs/recipes.md", "attention_layer")]
     for title in ("Plain JAX", name):
         block = rf'^=== "{title}"\n\n    ```[^\n]*\n(.*?)^    ```$'
@@ -24,23 +24,25 @@ def tab(name):
     return types.SimpleNamespace(**pages.run("\n".join(code), {"jax": jax, "pe": pe, "q": Q, "k": K, "v": V}))
 
 
-def check(y, gradient, table, page):
-    want = jax.grad(lambda table: page.forward(table, Q, K, V, page.f).var())(table)
-    np.testing.assert_allclose(y, page.forward(table, Q, K, V, page.f), rtol=0, atol=2e-6)
+def assert_as_in_plain_jax(y, gradient, table, recipe):
+    """The gradient is that of the variance of y by the table."""
+    want = jax.grad(lambda table: recipe.forward(table, Q, K, V, recipe.f).var())(table)
+    np.testing.assert_allclose(y, recipe.forward(table, Q, K, V, recipe.f), rtol=0, atol=2e-6)
     np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=1e-7)
-    assert want[:12].all()  # the buckets that occur
+    assert want[:12].all()  # the buckets of distances 0 to 11
 
 
-def test_equinox():
-    page = tab("Equinox")
-    layer = page.Attention(page.table, page.f)
+def test_the_equinox_layer_is_the_plain_one():
+    recipe = defined_by("Equinox")
+    layer = recipe.Attention(recipe.table, recipe.f)
     gradient = equinox.filter_grad(lambda layer: layer(Q, K, V).var())(layer)
-    check(layer(Q, K, V), gradient.table, page.table, page)
+    assert_as_in_plain_jax(layer(Q, K, V), gradient.table, recipe.table, recipe)
 
 
-def test_haiku():
-    page = tab("Haiku")
-    model = haiku.without_apply_rng(haiku.transform(lambda: page.Attention()(Q, K, V, page.f)))
+def test_the_haiku_layer_is_the_plain_one():
+    recipe = defined_by("Haiku")
+    model = haiku.without_apply_rng(haiku.transform(lambda: recipe.Attention()(Q, K, V, recipe.f)))
     parameters = model.init(jax.random.key(0))
     gradient = jax.grad(lambda parameters: model.apply(parameters).var())(parameters)
-    check(model.apply(parameters), *jax.tree.leaves([gradient, parameters]), page)
+    # both have one leaf, the table
+    assert_as_in_plain_jax(model.apply(parameters), *jax.tree.leaves([gradient, parameters]), recipe)

@@ -1,9 +1,10 @@
-"""Attention with every option, split over the devices of a mesh, has the results and derivatives of one device.
+"""Attention with most of its options at once, split over devices, has the results and derivatives of one device.
 
-- On Explicit axes, batch and heads may be split. Results are sharded like the query, cotangents like their arrays.
+- On Explicit axes, batch and heads may be split; results are sharded like the query, cotangents like their arrays.
+  (properties/test_attention_on_explicit_axes.py: what devices send each other, and what else may be split.)
 - Arguments must be sharded like query or key (whichever they belong to) or not at all; otherwise an error names them.
 - In `jax.shard_map`, queries may be split too. The cotangent of a replicated array is the sum over all devices.
-- A gradient exports for any batch size; other sizes must be known.
+- Besides meshes: a gradient exports for any batch size; other sizes must be known.
 """
 
 import functools
@@ -17,10 +18,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import posenc_jax as pe
-from helpers.attention import BATCH, HEADS, KV_HEADS, attend, check, random_arrays
+from helpers.attention import BATCH, HEADS, KV_HEADS, attend, random_arrays
+from helpers.attention import check as assert_close
 
 pytestmark = pytest.mark.usefixtures("on_cpu")
-D, H = "data", "heads"  # the axes of the mesh
+D, H = "devices", "heads"  # the axes of the mesh; the first splits the batch or the queries
 LENGTH = 8
 POSITIONS = np.arange(LENGTH, dtype=np.int32)
 CASE = {  # `helpers.attention` explains the keys: "scale" is the shape of an array, "i" and "j" are positions
@@ -33,10 +35,10 @@ CASE = {  # `helpers.attention` explains the keys: "scale" is the shape of an ar
     "i": POSITIONS,
     "j": POSITIONS,
     "mask": POSITIONS[None, None, None] % 4 > 0,
-    "data": ((BATCH, HEADS), (BATCH, KV_HEADS), (1, KV_HEADS)),
+    "data": ((BATCH, HEADS), (BATCH, KV_HEADS), (1, KV_HEADS)),  # (batch, heads) of a, of b, of g
 }
 X = random_arrays(CASE)
-# An eighth query, so that two devices can split the queries; "a" is the data of queries.
+# Eight queries instead of seven, so that two devices can split them; "a" is the data of queries.
 X |= {name: np.concatenate([X[name], X[name][:, :1] / 2], 1) for name in ("query", "a")}
 # How arrays are sharded: batch and heads are split, and arrays without these axes are replicated.
 SPECS = dict.fromkeys(X, P()) | dict.fromkeys(("query", "key", "value", "a", "b"), P(D, None, H))
@@ -71,10 +73,10 @@ def test_explicit_axes_keep_shardings_and_results():
         types = jax.eval_shape(results_and_gradient, x)
         result_specs, gradient_specs = jax.tree.map(lambda y: y.sharding.spec, types)
         query_spec = jax.typeof(x["query"]).sharding.spec
-        assert result_specs == (query_spec, P(*query_spec[:-1]))
+        assert result_specs == (query_spec, P(*query_spec[:-1]))  # of results and of residuals
         assert gradient_specs == {name: jax.typeof(a).sharding.spec for name, a in x.items()}
         got = jax.jit(results_and_gradient)(x)
-    check(got, one_device(), 2e-5, "one device")
+    assert_close(got, one_device(), 2e-5, "one device")  # sums in another order
 
 
 ONES = np.ones((BATCH, LENGTH, HEADS, 4), np.float32)
@@ -97,13 +99,13 @@ def test_arguments_must_be_sharded_like_query_or_key(name, array, spec, like):
     with jax.set_mesh(mesh_of(AxisType.Explicit)):
         x, options = jax.device_put(ONES, P(D, None, H)), {name: jax.device_put(array, spec)}
         options |= {"key_positions": POSITIONS} if name == "query_positions" else {}
-        f = functools.partial(pe.attention, bias=(lambda i, j, a, b: 0.0) if "data" in name else None)
+        f = functools.partial(pe.attention, bias=(lambda i, j, a, b: None) if "data" in name else None)
         match = f"^attention: {name} must be sharded on Explicit axes of a mesh as {like} is, .*, or not at all, got P"
         with pytest.raises(ValueError, match=match):
             jax.eval_shape(lambda x, options: f(x, x, x, **options), x, options)
 
 
-def test_shard_map_may_split_queries_and_heads():
+def test_in_shard_map_split_queries_and_heads_give_the_same():
     specs = SPECS | {"query": P(None, D, H), "a": P(None, D, H), "scale": P(D), "slopes": P(H), "sinks": P(H)}
     specs |= dict.fromkeys(("key", "value", "b"), P(None, None, H))
 
@@ -116,16 +118,17 @@ def test_shard_map_may_split_queries_and_heads():
     out = (specs["query"], specs["query"])
     mapped = jax.shard_map(part, mesh=mesh_of(AxisType.Auto), in_specs=(specs,), out_specs=out)
     got = jax.jit(lambda x: (mapped(x), jax.grad(lambda x: loss(x, mapped))(x)))(X)
-    check(got, one_device(), 2e-5, "one device")
+    assert_close(got, one_device(), 2e-5, "one device")
 
 
-def test_tiles_are_not_skipped_where_devices_would_wait():
-    """A whole parameter's cotangent is summed in every tile, so each device must visit the same tiles."""
+def test_devices_that_see_different_tiles_sum_the_gradient_of_a_shared_parameter():
+    """Each tile sums the cotangent of slopes over devices: if one device skipped it, the other would wait for ever."""
     q, slopes = X["query"], X["slopes"]
-    positions = np.stack([POSITIONS, 4 * POSITIONS[::-1]]).astype(np.int32)  # the two devices see different tiles
+    positions = np.stack([POSITIONS, 4 * POSITIONS[::-1]]).astype(np.int32)
 
     def total(slopes, q, i):
         bias = lambda i, j: pe.alibi(i, j, slopes)  # noqa: E731
+        # keys at 3·i leave most tiles empty, on each device others
         options = {"causal": True, "window": (2, None), "query_positions": i, "key_positions": 3 * i, "block_size": 2}
         return jnp.sum(jnp.sin(pe.attention(q, q, q, bias=bias, **options)))
 
@@ -134,10 +137,10 @@ def test_tiles_are_not_skipped_where_devices_would_wait():
     got = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P(D), P(D)), out_specs=P()))(slopes, q, positions)
     alone = jax.jit(jax.grad(total))
     want = sum(np.asarray(alone(slopes, q[d : d + 1], positions[d])) for d in range(2))
-    check(got, want, 2e-5, "one after the other")
+    assert_close(got, want, 2e-5, "one after the other")
 
 
-def test_a_gradient_exports_for_any_batch():
+def test_a_gradient_can_be_exported_for_any_batch():
     (n,) = export.symbolic_shape("n")
     shapes = {
         name: (n, *a.shape[1:]) if name in ("query", "key", "value", "a", "b") else a.shape for name, a in X.items()

@@ -1,8 +1,9 @@
-"""How functions of vectors (here `rotary`, `add_sinusoidal`, `shift`) take frequencies and positions.
+"""What `rotary`, `add_sinusoidal` and `shift` take as frequencies and as positions of vectors x, and what raises.
 
-- Frequencies are a width, `Frequencies`, or an array of ω. With several axes, one number may stand for equal
-  coordinates.
-- Positions broadcast to the vectors. Ambiguous shapes, and one position for a whole sequence, raise.
+- Frequencies are a width, `Frequencies`, or an array of ω. Where they have several axes, a position whose coordinates
+  are equal may be one number.
+- Positions broadcast to the vectors. Ambiguous shapes, and one position for a whole sequence, raise (errors are tested
+  on `add_sinusoidal`).
 """
 
 import re
@@ -22,7 +23,7 @@ TWO_AXES = pe.axial(8, 2)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_an_array_of_two_axes_adds_the_angles_of_both_coordinates(layout):
+def test_frequencies_of_two_axes_turn_a_pair_by_the_sum_of_both_angles(layout):
     omega, positions = np.float32([[1, 0.5, 0.1, 0], [0.3, 0, 2, -1]]), np.stack([POSITIONS, POSITIONS[::-1]], -1)
     got = jax.jit(lambda x, w: pe.rotary(x, positions, w, head_axis=None, layout=layout))(X, omega)
     angles = [np.arctan2(*waves(positions[..., axis], omega[axis].tolist())) for axis in range(2)]
@@ -30,18 +31,20 @@ def test_an_array_of_two_axes_adds_the_angles_of_both_coordinates(layout):
     assert_within(got, want, 2e-6, against="mpmath")
 
 
-def test_one_number_may_stand_for_equal_coordinates():
+def test_a_position_may_be_one_number_if_its_coordinates_are_equal():
     want = pe.add_sinusoidal(X, np.stack([POSITIONS, POSITIONS], -1), TWO_AXES)
     np.testing.assert_array_equal(pe.add_sinusoidal(X, POSITIONS[..., None], TWO_AXES), want)
 
 
-def test_positions_default_to_a_range_and_an_offset_broadcasts():
+def test_positions_left_out_are_0_1_and_so_on_and_one_offset_serves_all_vectors():
+    # each pair: the short form, and the same written out
     np.testing.assert_array_equal(*jax.jit(lambda x: (pe.add_sinusoidal(x), pe.add_sinusoidal(x, np.arange(5))))(X))
     np.testing.assert_array_equal(*jax.jit(lambda x: (pe.shift(x, 3, 8), pe.shift(x, np.full((2, 5), 3), 8)))(X))
 
 
-ONE = "positions must not be one for all 5 vectors of x, got shape"
-LAST = "positions must have a last axis of size 2, one coordinate for each axis of the frequencies, got shape"
+ONE_FOR_ALL = "positions must not be one for all 5 vectors of x, got shape"
+SHARED = f"{ONE_FOR_ALL} (): if they share it, use jnp.broadcast_to(positions, (2, 5))"
+LAST_AXIS = "positions must have a last axis of size 2, one coordinate for each axis of the frequencies, got shape"
 
 
 @pytest.mark.parametrize(
@@ -54,27 +57,26 @@ LAST = "positions must have a last axis of size 2, one coordinate for each axis 
         (X[0, 0], None, None, ValueError, "positions must be given where x has no sequence axis"),
         (X, None, TWO_AXES, ValueError, "positions must be given for frequencies of 2 axes"),
         (X[:, :1], None, None, ValueError, "positions must be given where x holds one token"),
-        (X, np.int32(3), None, ValueError, f"{ONE} (): if they share it, use jnp.broadcast_to(positions, (2, 5))"),
-        (X, POSITIONS[:, :1], None, ValueError, f"{ONE} (2, 1)"),
-        (X, 8, None, ValueError, f"{ONE} (): if they share it, use jnp.broadcast_to(positions, (2, 5)); for a width"),
+        (X, np.int32(3), None, ValueError, SHARED),
+        (X, POSITIONS[:, :1], None, ValueError, f"{ONE_FOR_ALL} (2, 1)"),
+        (X, 8, None, ValueError, f"{SHARED}; for a width"),  # a width where positions belong
         (
             X,
             POSITIONS[:1, :1, None],
             TWO_AXES,
             ValueError,
-            f"{ONE} (1, 1, 2): if they share it, use jnp.broadcast_to(positions, (2, 5, 2)",
+            f"{ONE_FOR_ALL} (1, 1, 2): if they share it, use jnp.broadcast_to(positions, (2, 5, 2))",
         ),
         (X, POSITIONS[:, :4], None, ValueError, "positions of shape (2, 4) must broadcast to x without its last axis"),
-        (X, POSITIONS[..., None].repeat(3, -1), TWO_AXES, ValueError, f"{LAST} (2, 5, 3)"),
         (
             X,
-            POSITIONS[:, None, :3].repeat(2, 1),
+            POSITIONS[..., None].repeat(3, -1),
             TWO_AXES,
             ValueError,
-            f"{LAST} (2, 2, 3); pass positions[..., None] if all",
+            f"{LAST_AXIS} (2, 5, 3); pass positions[..., None] if all coordinates are equal, as those of text are, or",
         ),
         (X[:, :2], POSITIONS[:, :2], TWO_AXES, ValueError, "positions of shape (2, 2) must have 3 axes"),
-        (
+        (  # coordinates first
             X[:1, :2].repeat(3, 0),
             POSITIONS[:, None, :2].repeat(3, 1),
             TWO_AXES,
@@ -83,7 +85,7 @@ LAST = "positions must have a last axis of size 2, one coordinate for each axis 
         ),
     ],
 )
-def test_invalid_arguments_raise(x, positions, frequencies, error, match):
+def test_add_sinusoidal_names_what_is_wrong(x, positions, frequencies, error, match):
     with pytest.raises(error, match="^add_sinusoidal: " + re.escape(match)):
         pe.add_sinusoidal(x, positions, frequencies)
 

@@ -1,9 +1,9 @@
-"""`shard_positions` gives the positions of each shard of a sequence or of a pack, in three orders, as loops do.
+"""`shard_positions` gives the positions of each shard of a sequence or of a pack, in three orders, as plain loops do.
 
 - Every shard has its chunks of the sequence, or of each document of a pack and of its padding.
 - With "zigzag", every shard has the same work in causal attention.
 - A pack whose traced lengths do not fit is shared out as one document.
-- To compute one shard takes memory in proportion to that shard.
+- One shard of a pack is computed in memory for that shard alone.
 """
 
 import re
@@ -35,7 +35,7 @@ def test_each_shard_has_its_chunks_of_a_sequence(length, shards):
 def test_zigzag_shares_out_causal_attention_equally():
     shards = jax.device_get(jax.jit(lambda: in_each_order(48, 4))())
     visible_keys = {order: np.sum(positions + 1, 1) for order, positions in shards.items()}
-    assert len(set(visible_keys["zigzag"])) == 1 and len(set(visible_keys["striped"])) == 4
+    assert len(set(visible_keys["zigzag"])) == 1 and len(set(visible_keys["striped"])) == 4  # striped for contrast
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,16 @@ def test_each_shard_has_its_chunks_of_each_document(lengths, length, shards):
 
 
 def test_packs_may_have_a_batch():
-    lengths = 6 * RNG.multinomial(6, [0.4, 0.2, 0.2, 0.1, 0.1], (8, 5)).astype(np.int32)
+    lengths = 6 * RNG.multinomial(6, [0.4, 0.2, 0.2, 0.1, 0.1], (8, 3)).astype(np.int32)
     for order, got in jax.jit(lambda: in_each_order(42, 3, lengths=lengths))().items():
         want = [[loops.shards_of_pack(row, 42, 3, order) for row in rows] for rows in lengths]
         np.testing.assert_array_equal(got, want, order)
 
 
+# No multiples, negative, too long, a sum that wraps in int32, a single length that is too long.
 @pytest.mark.parametrize("lengths", [[5, 3], [-4, 8], [8, 8, 8], [2**31 - 4] * 5, [4, 2**31 - 8]])
 def test_a_pack_whose_traced_lengths_do_not_fit_is_shared_out_as_one_document(lengths):
-    """The other row of the batch, whose lengths fit, is not."""
+    """The batch's second row, whose lengths fit, keeps its document."""
     rows = np.int32([lengths + [0] * (5 - len(lengths)), [8, 0, 0, 0, 0]])
     got = jax.jit(lambda lengths: pe.shard_positions(16, 2, order="zigzag", lengths=lengths))(rows)
     want = loops.shards(16, 2, "zigzag"), loops.shards_of_pack([8], 16, 2, "zigzag")
@@ -67,7 +68,7 @@ def test_a_pack_whose_traced_lengths_do_not_fit_is_shared_out_as_one_document(le
 
 
 @pytest.mark.usefixtures("compiled_anew")
-def test_a_shard_of_a_pack_takes_the_memory_of_a_shard():
+def test_one_shard_of_a_pack_takes_memory_for_that_shard_alone():
     f = jax.jit(lambda lengths, i: pe.shard_positions(2**18, 16, order="zigzag", lengths=lengths)[i])
     compiled = f.lower(*(jax.ShapeDtypeStruct(shape, np.int32) for shape in ((64,), ()))).compile()
     # three int32 arrays of the 2¹⁴ tokens of a shard
