@@ -152,7 +152,7 @@ class Values:
         `others` are the names of something else.
         """
         absent = [name for name in known if self.values.get(name) is None]
-        for key, value in parse_mapping(self.name or "config", self.values).items():
+        for key, value in parse_mapping(self.name, self.values).items():
             if value is None or key in known or key[:1] == "_":  # transformers 4 wrote some private attributes
                 continue
             meant = [] if key in others else difflib.get_close_matches(key.lower(), absent, 1, 0.85)

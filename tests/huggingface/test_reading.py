@@ -103,7 +103,8 @@ READ = [
     row("lfm2", "1 x -/80, 1 x 80/80 1e+06, 30 x -/80", full_attn_idxs=[1], theta=1e6),
     row("nemotron", "32 x 64/128 10000", rope_percent=0.5),
     row("openelm", "2 x 16/16 500000", num_transformer_layers=2, head_dim=16, rope_freq_constant=5e5),
-    row("phi-msft", "2 x 16/64 10000", n_layer=2, n_embd=2048, n_head=32, rotary_dim=16, flash_rotary=True),
+    # a share of 44 features that reads back as 30: 30 / 44 · 44 < 30 in float64
+    row("phi-msft", "2 x 30/44 10000", n_layer=2, n_embd=1408, n_head=32, rotary_dim=30, flash_rotary=True),
     row("phi3small", "2 x 16/16 500000", num_hidden_layers=2, head_dim=16, rope_embedding_base=5e5),
     row("stablelm_epoch", "2 x 8/16 10000", **SIZES, num_hidden_layers=2, rope_pct=0.5),
     # defaults that differ between releases

@@ -17,6 +17,8 @@ REFUSED = [
     # values of the wrong kind
     row("exaone4", "sliding_window_pattern must be a number or letters L and G", sliding_window_pattern="LLS"),
     row("neomme", "full_attention must be a mapping", rope_parameters={FULL: None}),
+    row("llama", "each key of rope_scaling must be a string, got int 1", rope_scaling={1: 2.0}),
+    row("llama", "each key of per_layer_config.0 must be a string", per_layer_config={"0": {1: 2}}),
     # a null where a default would apply
     row("phi", "partial_rotary_factor must have a value", rope_parameters={"partial_rotary_factor": None}),
     row(
@@ -303,20 +305,20 @@ BY_KEY = {
     "must be .* in model_type": {
         "bailing_hybrid": {"rotary_dim": 66},
         "chatglm": {"original_rope": False, "position_encoding_2d": True},
-        "cohere2_moe": {"rope_scaling": LINEAR},
-        "deepseek_ocr2_text": {"qk_nope_head_dim": 2, "qk_rope_head_dim": 2, "use_mla": True},
-        "dots3_note_text": {"rope_scaling": LINEAR},
+        "cohere2_moe dots3_note_text": {"rope_scaling": LINEAR},
+        "deepseek_ocr2_text unlimited_ocr_text": {"qk_nope_head_dim": 2, "qk_rope_head_dim": 2, "use_mla": True},
         "esm": {"rope_parameters": LINEAR},
         "glm_moe_dsa": {"indexer_rope_interleave": False},
-        "kimi_linear": {"mla_use_nope": False},
-        "lfm2": {"use_pos_enc": False},
+        "glm5_next_text kimi_linear": {"mla_use_nope": False},
+        "lfm2 lfm2_moe": {"use_pos_enc": False},
         "longcat_flash": {"head_dim": 128},
         "mimo_v2_flash": {"swa_head_dim": 128},
         "nomic_bert": {"rotary_emb_base": 1e4},
         "olmo3": {"rope_theta": 12345.0},
         "phi3small": {"rope_position_scale": 2.0},
         "qwen": {"pos_emb": "alibi"},
-        "roformer": {"rope_theta": 5e5, "rotary_value": True},
+        "codegen gptj roformer": {"rope_theta": 5e5},
+        "roformer": {"rotary_value": True},
         "stablelm_epoch": {"rotary_scaling_factor": 2.0},
         "step3p5": {
             "use_rope_layers": [True],
@@ -334,7 +336,8 @@ BY_KEY = {
     [
         (constraint, name, *item)
         for constraint, by_type in BY_KEY.items()
-        for name, keys in by_type.items()
+        for names, keys in by_type.items()
+        for name in names.split()
         for item in keys.items()
     ],
 )

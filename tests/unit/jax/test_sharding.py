@@ -21,4 +21,4 @@ def test_counted_positions_are_sharded_as_their_axis():
     with jax.set_mesh(mesh):
         for spec, want in ((P(D, S), P(None, S, None)), (P(D), P(None, None, None))):
             counts = jax.eval_shape(partial(count_along, axis=1), x.update(sharding=NamedSharding(mesh, spec)))
-            assert counts.shape == (1, 8, 1) and counts.sharding.spec == want
+            assert counts.shape == (1, 8, 1) and counts.dtype == np.int32 and counts.sharding.spec == want

@@ -190,7 +190,7 @@ def test_invalid_arguments_beside_cos_sin_raise(error, match, change):
         (ValueError, "cos_sin must have one shape and one dtype", (C, C.astype(np.float16)), {}),
         (ValueError, r"cos_sin of shape \(4,\) must broadcast to x without its head", (C[:4], C[:4]), {}),
         (ValueError, "cos_sin must not be one for all 5 .*broadcast_to.positions, .*shift_keys", (C[:1], C[:1]), {}),
-        (ValueError, "cos_sin of 5 pairs must fit into head_dim", (np.ones((5, 5), np.float32),) * 2, {}),
+        (ValueError, "cos_sin of 5 pairs must fit into head_dim", (np.ones((1, 5), np.float32),) * 2, {}),
         (ValueError, "an even number of columns", (C[:, :3], C[:, :3]), {"columns": "half"}),
         (ValueError, "per feature in layout 'interleaved'", (C, C), {"columns": "half", "layout": "interleaved"}),
     ],
