@@ -80,6 +80,10 @@ CASES = {
         {"sliding_window": 6, "layer_types": ["linear_attention", FULL, FULL, FULL]},
     ),
     "granite": ("4 x full_attention (None, None) 0.25", {"attention_multiplier": 0.25}),
+    "zamba2": (  # whose scale counts half of a head's features
+        f"4 x hybrid (None, None) {32**-0.5}",
+        {"layers_block_type": ["hybrid"] * 4, "attention_head_dim": 64},
+    ),
     "deepseek_v3": (f"4 x full_attention (None, None) {(0.1 * math.log(40) + 1) ** 2 / math.sqrt(192)}", LATENT),
     "llada": ("4 x None None None", {}),  # its code is not in transformers: its attention is not known
     "llama4_text": (f"3 x chunked_attention None chunks of 7 0.125, 1 x {ALL_KEYS}", {"attention_chunk_size": 7}),

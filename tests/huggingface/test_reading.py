@@ -110,6 +110,7 @@ READ = [
     # defaults that differ between releases
     row("exaone", "2 x 128/128 10000", num_layers=2, transformers_version="5.23.1"),
     row("exaone", "2 x 128/128 500000", num_layers=2, transformers_version="v5.24"),
+    row("falcon_h1", "32 x 128/128 100000", transformers_version="4.9"),
     row("persimmon", "36 x 32/64 25000", transformers_version="4.9"),
     row("modernbert-decoder", "22 x 64/64 160000", transformers_version="4.57.0"),
     row("modernbert-decoder", "1 x 64/64 160000, 1 x 64/64 10000", num_hidden_layers=2, transformers_version="5.0.0"),

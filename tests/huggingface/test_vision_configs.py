@@ -95,6 +95,19 @@ def test_a_key_may_have_its_other_name_but_not_another_value():
                 read(config | {other: 2 * config[written]})
 
 
+@pytest.mark.parametrize(
+    ("model_type", "names"),
+    [
+        ("dots3_note_vision_encoder", "num_hidden_layers embed_dim num_heads"),
+        ("kimi_k25_vision", "vt_num_hidden_layers vt_hidden_size vt_num_attention_heads"),
+        ("step3p5_vision", "layers width heads"),
+    ],
+)
+def test_published_files_have_other_names_for_sizes(model_type, names):
+    plan = read({"model_type": model_type} | dict(zip(names.split(), (3, 128, 4), strict=True)))
+    assert len(plan.layers) == 3 and plan.layers[0].head_dim == 32
+
+
 def test_grids_and_rotating_layers_are_those_of_the_class():
     def first(model_type, **config):
         return read(PLAIN | {"model_type": model_type} | config).grids[0]

@@ -79,6 +79,19 @@ def test_explicit_axes_keep_shardings_and_results():
     assert_close(got, one_device(), 2e-5, "one device")  # sums in another order
 
 
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=str)
+def test_a_mapped_axis_may_be_split_by_spmd_axis_name(kind):
+    rows = {name: np.stack([a, -a]) for name, a in X.items()}
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        x = {name: jax.device_put(a, NamedSharding(mesh, P(D))) for name, a in rows.items()}
+        got = jax.jit(jax.vmap(results_and_gradient, spmd_axis_name=D))(x)
+    for y in jax.tree.leaves(got):
+        assert y.sharding.spec[0] == D
+    want = jax.jit(jax.vmap(results_and_gradient))(rows)
+    assert_close(jax.device_get(got), want, 2e-5, "one device")
+
+
 ONES = np.ones((BATCH, LENGTH, HEADS, 4), np.float32)
 
 

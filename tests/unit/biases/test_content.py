@@ -169,6 +169,7 @@ def test_concrete_offsets_without_a_row_raise():
         jax.eval_shape(lambda table: pe.content_bias(i, j, table, query=x), table)
     with pytest.raises(ValueError, match=message.format("-3 to 1", "-2 to 3")):
         pe.content_bias(i, j, table, query=x, first=-3)
+    pe.content_bias(i[:3], j, table, query=x[:3])  # just within reach
     both = np.stack([i[:2], i[:2] + 1_000_000])  # the offsets of each row of a batch are checked alone
     with pytest.raises(ValueError, match=message.format("-2 to 2", "-1 to 1000001")):
         pe.content_bias(both, j[:2], table, query=x[:2])
