@@ -16,6 +16,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from oracles import rotations
 from oracles.encodings import waves
+from posenc_jax._frequencies.parser import check_energy
 
 X = np.random.default_rng(0).normal(size=(2, 5, 8)).astype(np.float32)
 POSITIONS = np.int32([[0, 3, 70, 9, 1], [5, 4, 3, 2, 2**31 - 1]])
@@ -29,6 +30,15 @@ def test_frequencies_of_two_axes_turn_a_pair_by_the_sum_of_both_angles(layout):
     angles = [np.arctan2(*waves(positions[..., axis], omega[axis].tolist())) for axis in range(2)]
     want = rotations.rotate(X, np.sin(sum(angles)), np.cos(sum(angles)), layout)
     assert_within(got, want, 2e-6, against="mpmath")
+
+
+def test_an_array_may_have_one_axis_and_one_head_but_not_none():
+    x, omega = X[:, :, None], np.float32([1, 0.5, 0.1, 0])
+    want = pe.rotary(x, POSITIONS, omega, head_axis=-2)
+    for shape in (1, 4), (1, 1, 4):
+        np.testing.assert_array_equal(pe.rotary(x, POSITIONS, omega.reshape(shape), head_axis=-2), want)
+    with pytest.raises(ValueError, match=r"^rotary: frequencies as an array must have shape .*, got \(0, 1, 4\)"):
+        pe.rotary(x, POSITIONS, np.ones((0, 1, 4), np.float32), head_axis=-2)
 
 
 def test_a_position_may_be_one_number_if_its_coordinates_are_equal():
@@ -88,6 +98,16 @@ LAST_AXIS = "positions must have a last axis of size 2, one coordinate for each 
 def test_add_sinusoidal_names_what_is_wrong(x, positions, frequencies, error, match):
     with pytest.raises(error, match="^add_sinusoidal: " + re.escape(match)):
         pe.add_sinusoidal(x, positions, frequencies)
+
+
+def test_the_energy_of_encodings_must_fit_into_float32():
+    """n · a² must be below 2¹²⁸, for n squared amplitudes."""
+    large = pe.geometric(8).with_attention_factor(2.0**62)
+    check_energy(large, 15.9)
+    with pytest.raises(
+        ValueError, match="frequencies must have an attention_factor whose square float32 holds 16 times"
+    ):
+        check_energy(large, 16)
 
 
 def test_an_offset_of_each_vector_must_broadcast():

@@ -154,6 +154,7 @@ CHANGED = "float32 holds within 0.001, got float64 16777216.1, which becomes 167
         (checks.floating_dtype, "float64", TypeError, "x is float64, which jax_enable_x64=False cannot hold"),
         (checks.floating_dtype, jnp.float8_e8m0fnu, TypeError, "x is float8_e8m0fnu, which has no negative numbers"),
         (checks.floating_dtype, jnp.float4_e2m1fn, TypeError, "x is float4_e2m1fn, which has no NaN"),
+        (checks.refuse_narrow_frequencies, np.float16(1), TypeError, "x must be float32, got float16"),
         (checks.countable, 2**31 + 1, ValueError, "at most 2³¹ positions can be counted, got x of length 2147483649"),
     ],
 )

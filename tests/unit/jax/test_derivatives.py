@@ -2,18 +2,22 @@
 
 The example is settings · sin(x) · Σw · n, compared with the same by JAX's own operations.
 
-- It has derivatives of the first three orders, in both modes, under `jax.vmap` of any operands, and without jit.
+- It has derivatives of the first three orders, in both modes, under `jax.vmap` of any operands, and without jit. A
+  mapped axis keeps its name on a mesh.
 - Only cotangents and tangents that are asked for are computed. A transpose whose result is not used is not run.
 - CUDA may have a program of its own. Kernels compute the cotangents that they support.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from helpers.closeness import assert_within
 from posenc_jax._jax.derivatives import Kernels, operation
@@ -149,6 +153,15 @@ def test_maps_may_be_nested():
     got, want = jax.jit(lambda *a: [four_results(functools.partial(nested, f), *a) for f in (ours, theirs)])(*arrays)
     assert got[0].shape == (2, 4, 3, 5)
     check(got, want)
+
+
+def test_a_mapped_axis_keeps_its_name_on_a_mesh():
+    """`jax.vmap` promises that constraints within the program split that axis too."""
+    programs = {"types": lambda settings, x: [x], "tangent": tangent, "transpose": transpose}
+    f = operation("kept", compute=lambda settings, x: [jax.lax.with_sharding_constraint(x, P())], **programs)
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices("cpu")[:2])):
+        mapped = jax.vmap(lambda x: f(1.0, x), spmd_axis_name="data")
+        assert re.search(r'sharding_constraint .*\[\{"data"\}, \{\}\]', jax.jit(mapped).lower(normal(2, 5)).as_text())
 
 
 def test_tangents_and_cotangents_alone_may_be_mapped():

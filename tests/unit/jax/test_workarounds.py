@@ -108,6 +108,12 @@ def test_a_stored_array_keeps_its_bits():
     np.testing.assert_array_equal(got.view(np.uint32), bits)
 
 
+def test_each_compiler_stores_an_array_and_rounds_a_product():
+    a, b = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
+    each = jax.jit(lambda a, b: [(way.stored(a), way.product(a, b)) for way in workarounds.TARGETS.values()])
+    np.testing.assert_array_equal(each(a, b), [(a, a * b)] * 3)
+
+
 def test_a_function_computed_without_axes_of_size_1_gives_the_same():
     """Operands may be None."""
     x = np.random.default_rng(0).normal(size=(1, 3, 1, 4)).astype(np.float32)
