@@ -113,6 +113,7 @@ REFUSED = [
     row(LEARNED, "TypeError: .*parameters must be a mapping", parameters=[1]),
     row(patches(merge=2), "VisionPlan.positions: shape must have sides that are multiples of 2", shape=(3, 4)),
     row(patches(merge=2), r"must be \(height, width\) or \(time, height, width\)", shape=(4,)),
+    row(patches(), r"VisionPlan.positions: shape\[0\] must be at least 1", shape=(0, 4)),
     row(patches(merge=2), "merge_size must not be given", merge_size=2),
     row(patches(merge=0), "merge_size must be given"),
     row(patches(frames=False), r"shape must be \(height, width\)", shape=(1, 4, 4)),

@@ -363,6 +363,7 @@ READ = [
         layer_types=[FULL, SLIDING, SLIDING],
         rope_theta=[5e6, 1e4, 1e4],
         partial_rotary_factors=[0.5, 1.0, 1.0],
+        partial_rotary_factor=1.0,  # which its code overwrites
         yarn_only_types=[FULL],
         rope_scaling=LINEAR,
     ),
