@@ -13,7 +13,7 @@ import transformers
 from embeddings import at_rest, config_of, model_class
 from transformers import AttentionInterface, vision_utils
 
-from huggingface.test_towers import LATENT_GRID, LATENTS, OBJECTS
+from huggingface.test_towers import LATENT_GRID, POINTERS, UNPLACED
 
 # The class to build, where it is not the model or encoder of its module.
 CLASSES = {
@@ -48,13 +48,13 @@ def call(model, config, images):
     name, grid, (_, height, width) = config.model_type, torch.tensor(images), images[0]
     if name in ("sam2_video", "sam3_tracker_video", "edgetam_video"):  # queries of a frame, and memory of two
         more = {"num_spatial_memory_tokens": 2} if name == "edgetam_video" else {}
-        frame = LATENTS + math.prod(LATENT_GRID) if more else height * width
+        frame = UNPLACED + math.prod(LATENT_GRID) if more else height * width
         sizes = config.memory_attention_hidden_size, config.memory_encoder_output_channels
         states = [
             torch.randn(n, 1, size)
-            for n, size in zip((height * width, 2 * frame + OBJECTS) * 2, sizes * 2, strict=True)
+            for n, size in zip((height * width, 2 * frame + POINTERS) * 2, sizes * 2, strict=True)
         ]
-        return model(*states, num_object_pointer_tokens=OBJECTS, **more)
+        return model(*states, num_object_pointer_tokens=POINTERS, **more)
     if name == "efficientloftr":  # two images
         scale = config.q_aggregation_stride * math.prod(config.stage_stride)
         return model(torch.rand(1, 2, 3, height * scale, width * scale))
