@@ -29,7 +29,7 @@ def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P,
 
     XLA rounds a fused program differently from its operations one by one: one way of evaluating gives one result.
     Profiles show the operations as posenc_jax.`name`.
-    tests/unit/flax/test_nnx_and_linen.py::test_is_the_function_and_learns_in_both_stacks
+    tests/unit/flax/test_nnx_and_linen.py::test_a_module_computes_its_function_and_both_stacks_have_one_gradient
     """
     return lambda f: jax.jit(jax.named_scope(f"posenc_jax.{name}")(f), inline=True, **static)
 
@@ -194,7 +194,7 @@ def unit_axes(x: jax.Array, batch: int) -> list[int]:
     """The axes of size 1 behind a longer axis, except the last and those that an Explicit mesh axis shards.
 
     The first `batch` axes do not count, so that x is compiled under `jax.vmap` as it is without.
-    tests/properties/test_rotary_memory.py::test_one_pass_under_vmap
+    tests/properties/test_rotary_memory.py::test_vmap_adds_no_operation_that_copies
     """
     spec = (*jax.typeof(x).sharding.spec, *(None,) * x.ndim)
     one = [isinstance(n, int) and n == 1 and s is None for n, s in zip(x.shape[:-1], spec, strict=False)]

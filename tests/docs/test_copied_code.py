@@ -1,6 +1,6 @@
-"""Each block of a page uses only names of blocks that a reader sees before it: in no closed fold and no other tab.
+"""Each block of a page uses only names that it defines, or a block above it that is in no closed fold and no other tab.
 
-- The same holds for each example of the reference, by itself.
+- The same holds for the example of each public name, by itself.
 - Nothing is run: the names that code reads are found in its bytecode. `nox -s docs` runs all blocks of a page in one
   namespace, so it does not find names that a reader lacks.
 """
@@ -19,8 +19,9 @@ from helpers.pages import ROOT, program, text_of
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
 PAGES |= {name: text_of(name) for name in ("README.md", "conformance/README.md")}
-HEAD, *RECIPES = re.split(r"^(?=## )", PAGES.pop("docs/recipes.md"), flags=re.MULTILINE)
-PAGES |= {recipe.partition("\n")[0]: HEAD + recipe for recipe in RECIPES}  # each is copied after HEAD
+# Pages by path. Recipes by heading: each is copied after the head of its page.
+HEAD_OF_RECIPES, *RECIPES = re.split(r"^(?=## )", PAGES.pop("docs/recipes.md"), flags=re.MULTILINE)
+PAGES |= {recipe.partition("\n")[0]: HEAD_OF_RECIPES + recipe for recipe in RECIPES}
 # One part of a page: a block of code; a line that opens a fold (???), a tab (===) or a box (!!!); or a line of text.
 PART = re.compile(
     r"^(?P<indent> *)(?:```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```"
@@ -43,8 +44,11 @@ def blocks_of(markdown: str) -> list[tuple[str, set[int], set[str]]]:
     return blocks
 
 
-def lacking(source: str) -> set[str]:
-    """The names that code reads before it defines them. Bodies of functions are read at the end, as they run later."""
+def undefined_names(source: str) -> set[str]:
+    """The names that code reads before it defines them. Bodies of functions are read at the end, as they run later.
+
+    So a function that is called before its names are defined is not found.
+    """
     lacks, bound, functions = set(), {*dir(builtins), "__annotations__"}, []
 
     def visit(code, local):
@@ -67,19 +71,30 @@ def lacking(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", sorted(name for name, text in PAGES.items() if "python" in text))
-def test_each_block_runs_from_what_stands_visibly_before_it(page):
+def test_each_block_uses_names_that_its_reader_has_seen(page):
     """A reader follows one tab and opens the folds around a block; code in a fold may use the names of all tabs."""
     blocks = blocks_of(PAGES[page])
     for tab in {"", *(tab for *_, tabs in blocks for tab in tabs)}:
         for n, (code, folds, tabs) in enumerate(blocks):
             if not tabs or tab in tabs:
-                seen = [c for c, f, t in blocks[:n] if f <= folds and (not t or tab in t or folds)]
-                assert lacking("\n".join([*seen, code])) == set(), code
+                seen = [
+                    above
+                    for above, its_folds, its_tabs in blocks[:n]
+                    if its_folds <= folds and (not its_tabs or tab in its_tabs or folds)
+                ]
+                assert undefined_names("\n".join([*seen, code])) == set(), code
 
 
-def test_each_example_of_the_reference_runs_by_itself():
+def test_names_of_closed_folds_and_other_tabs_are_missed():
+    assert undefined_names("a = b; b = 1") == {"b"}
+    page = '??? note\n\n    ```python\n    a = 1\n    ```\n\n=== "x"\n\n    ```python\n    b = 2\n    ```\n'
+    (_, folds, _), (_, _, tabs) = blocks_of(page)
+    assert folds and tabs == {"x"}
+
+
+def test_each_example_of_the_reference_defines_its_names():
     for module in ("", ".nnx", ".linen", ".hf", ".kernels", ".plot"):
         module = importlib.import_module(f"posenc_jax{module}")
         for name in module.__all__:
             for found in doctest.DocTestFinder().find(getattr(module, name), name):
-                assert lacking("".join(example.source for example in found.examples)) == set(), found.name
+                assert undefined_names("".join(example.source for example in found.examples)) == set(), found.name

@@ -1,11 +1,12 @@
-"""Each argument of each public function is read in every form that it may take, or rejected by its name.
+"""Each argument of the functions in helpers/functions.py is read in each form it may take, or rejected by its name.
 
 - Junk is rejected with a TypeError or ValueError that names the function and the argument, or gives a finite result.
-- Objects with `__jax_array__`, NumPy's float64, x64 mode, other integer widths and byte orders change no value.
+- Objects with `__jax_array__`, NumPy's float64 and other integers give the same program or values. With x64, shapes and
+  dtypes are the same.
 - Narrow float formats are accepted where they can hold the result, with its sign and NaN.
 - Lengths beyond int32 and sizes that are not known are rejected where the function must count or know them.
 
-POSENC_HOSTILE=N multiplies the junk (`nox -s fuzz`).
+By default an argument gets an eighth of the junk; with POSENC_HOSTILE above 1 (`nox -s tests_all`, `fuzz`), all of it.
 """
 
 import re
@@ -30,8 +31,8 @@ OF_ARRAYS = {name: row for name, row in FUNCTIONS.items() if row.arrays and name
 NAN, INF = float("nan"), float("inf")
 NARROW = jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.float8_e8m0fnu, jnp.float4_e2m1fn
 POSITIONS = "positions query_positions key_positions offset timesteps origin length".split()
-# Every argument that is a position: (function, argument)
-AT = [(name, argument) for name, row in BARE.items() for argument in row.given if argument in POSITIONS]
+# (function, argument)
+POSITION_ARGUMENTS = [(name, argument) for name, row in BARE.items() for argument in row.given if argument in POSITIONS]
 
 
 def public(name):
@@ -39,7 +40,7 @@ def public(name):
     return name.removeprefix("hf.")
 
 
-def test_the_table_names_every_function():
+def test_every_public_function_of_posenc_jax_has_a_row():
     assert {name for name in BARE if "." not in name} == {*pe.__all__} - {"CosSin"}  # a tuple that cos_sin returns
 
 
@@ -71,20 +72,20 @@ JUNK = [
     *(flax.nnx.Param(jax.device_put(np.arange(6, dtype=dtype))) for dtype in (np.float32, np.int32)),
 ]
 # (function, argument) where the argument must fit another, so that the error may name the other one
-TOGETHER = {
+MAY_NAME_ANOTHER = {
     ("convert_layout", "weights"),
     ("convert_layout", "axis"),
     ("prope", "intrinsics"),
     ("Frequencies", "cycles"),
     ("prope", "x"),
 }
-TOGETHER |= {(name, "head_axis") for name in BARE} | {(name, "frequencies") for name in ("axial", "longrope")}
-TOGETHER |= {(name, argument) for name, row in BARE.items() if "from_tokens" in name for argument in row.given}
+MAY_NAME_ANOTHER |= {(name, "head_axis") for name in BARE} | {(name, "frequencies") for name in ("axial", "longrope")}
+MAY_NAME_ANOTHER |= {(name, argument) for name, row in BARE.items() if "from_tokens" in name for argument in row.given}
 # (function, argument) where a finite argument may give NaN or infinity: a position without a row in a table, for which
 # the valid call asks NaN, or a result beyond float32
-OUTSIDE = {("learned", "positions"), ("add_learned", "positions"), ("attention", "scale"), ("xpos", "scale_base")}
-OUTSIDE |= {("relative_position_bias", name) for name in ("query_positions", "key_positions", "prefix")}
-OUTSIDE |= {("xpos", "gamma")}
+MAY_GIVE_NAN = {("learned", "positions"), ("add_learned", "positions"), ("attention", "scale"), ("xpos", "scale_base")}
+MAY_GIVE_NAN |= {("relative_position_bias", name) for name in ("query_positions", "key_positions", "prefix")}
+MAY_GIVE_NAN |= {("xpos", "gamma")}
 
 
 def is_finite(x):
@@ -98,7 +99,7 @@ def is_finite(x):
 @pytest.mark.parametrize("computed", [False, slow(True)], ids=["traced", "computed"])
 @pytest.mark.parametrize("name", BARE)
 def test_an_argument_is_right_or_refused_by_name(name, computed):
-    """Junk gives a result, finite if the junk is, or a TypeError or ValueError with both names."""
+    """Junk gives a result (computed in slow cases, and finite if the junk is), or an error with both names."""
     row = BARE[name]
 
     def call(arguments):
@@ -106,25 +107,26 @@ def test_an_argument_is_right_or_refused_by_name(name, computed):
 
     call(row.arguments)
     for i, argument in enumerate(row.given):
-        names = [*row.given, "model_type"] if (name, argument) in TOGETHER else [argument]
-        right = rf"{re.escape(public(name))}: .{{9}}.*"  # the function, and some words
+        names = [*row.given, "model_type"] if (name, argument) in MAY_NAME_ANOTHER else [argument]
+        beginning = rf"{re.escape(public(name))}: .{{9}}.*"  # the function, and some words
         for junk in JUNK if MANY > 1 else JUNK[i % 8 :: 8]:  # by default an eighth, another for each argument
             try:
                 result = call(row.arguments | {argument: junk})
-                assert not computed or is_finite(result) or not is_finite(junk) or (name, argument) in OUTSIDE
             except (TypeError, ValueError) as error:
                 message = str(error)
-                assert re.match(right, message) and any(re.search(rf"\b{n}\b", message) for n in names), (
+                assert re.match(beginning, message) and any(re.search(rf"\b{n}\b", message) for n in names), (
                     argument,
                     message,
                 )
             except Exception as error:
                 raise AssertionError(f"{argument} = {junk!r:.60} gives {type(error).__name__}: {error}") from error
+            else:
+                assert not computed or is_finite(result) or not is_finite(junk) or (name, argument) in MAY_GIVE_NAN
 
 
-@pytest.mark.parametrize(("name", "argument"), AT)
-def test_floats_that_skip_integers_are_no_positions(name, argument):
-    """Formats of 16 bits and less are rejected, traced and concrete."""
+@pytest.mark.parametrize(("name", "argument"), POSITION_ARGUMENTS)
+def test_positions_in_16_bits_or_fewer_are_rejected(name, argument):
+    """Traced and concrete: such floats skip integers."""
     row = BARE[name]
     for dtype in NARROW:
         p = np.ones(np.shape(row.arguments[argument]), dtype)
@@ -136,8 +138,11 @@ def test_floats_that_skip_integers_are_no_positions(name, argument):
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("name", [name for name, row in BARE.items() if "frequencies" in row.given and name != "axial"])
-def test_frequencies_in_16_bits_are_refused(name, dtype):
-    """Rounding to bfloat16 moves a frequency by up to one part in 256, which is radians at position 1,000."""
+def test_frequencies_in_16_bits_or_fewer_are_rejected(name, dtype):
+    """Rounding to bfloat16 moves a frequency by up to one part in 256: up to 4 radians at position 1,000 for ω = 1.
+
+    The frequencies of `axial` are a width.
+    """
     row = BARE[name]
     with pytest.raises(TypeError, match=f"^{name}: frequencies must be (float32, got {jnp.dtype(dtype)}|Freq)"):
         row.function(**row.arguments | {"frequencies": np.ones(4, dtype)})
@@ -188,23 +193,26 @@ def test_float64_of_numpy_without_x64_is_rounded_as_jax_rounds_it(name):
     rounded = {name for name, x in named if x.dtype == np.float32 and name != "frequencies"}
 
     def arrays_in(dtype):
-        return [(0.75 * x).astype(dtype) if name in rounded else x for name, x in named]
+        return [(np.float64(0.7) * x).astype(dtype) if name in rounded else x for name, x in named]
 
-    assert program_of(row, *arrays_in(np.float64)) == program_of(row, *arrays_in(np.float32))
+    with jax.enable_x64(False):
+        assert program_of(row, *arrays_in(np.float64)) == program_of(row, *arrays_in(np.float32))
 
 
 @pytest.mark.parametrize("name", OF_ARRAYS)
-def test_x64_changes_no_result_of_float32(name):
-    """Only results of integers, which are positions, become 64 bits wide."""
+def test_x64_changes_no_shape_and_no_dtype_but_of_positions(name):
+    """Nothing is compiled."""
     row = OF_ARRAYS[name]
     with jax.enable_x64(True):
         wide = jax.eval_shape(row, *row.arrays)
-    for a, b in zip(jax.tree.leaves(jax.eval_shape(row, *row.arrays)), jax.tree.leaves(wide), strict=True):
-        assert a.shape == b.shape and (a.dtype == b.dtype or a.dtype == jnp.int32)
+    with jax.enable_x64(False):
+        narrow = jax.eval_shape(row, *row.arrays)
+    for a, b in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
+        assert a.shape == b.shape and (a.dtype == b.dtype or (a.dtype, b.dtype) == (jnp.int32, jnp.int64))
 
 
-@pytest.mark.parametrize(("name", "argument"), AT)
-def test_float64_positions_are_read_exactly_or_rounded_where_that_moves_none(name, argument):
+@pytest.mark.parametrize(("name", "argument"), POSITION_ARGUMENTS)
+def test_float64_positions_become_int32_or_float32_if_that_hardly_moves_them(name, argument):
     """Positions that float32 holds give the same program; fractions are rounded to float32; the rest is rejected."""
     row = BARE[name]
     given = np.asarray(row.arguments[argument])
@@ -228,7 +236,7 @@ def test_float64_positions_are_read_exactly_or_rounded_where_that_moves_none(nam
     call(np.full_like(halves, 2**31 - 128))  # the largest float32 in int32
 
 
-def test_integers_of_any_width_and_byte_order_are_positions():
+def test_timesteps_may_be_integers_of_any_width_and_byte_order_or_float32():
     want = pe.timestep_embedding(np.arange(3), 8)
     for dtype in (np.int8, np.uint16, np.int64, ">i4", ">u2", ">i8", np.float32):
         np.testing.assert_array_equal(pe.timestep_embedding(np.arange(3).astype(dtype), 8), want)
@@ -278,7 +286,7 @@ def test_the_other_formats_of_8_bits_hold_signs_and_nan(name):
 ATTEND = nnx.positional_attention(bias=lambda i, j: pe.alibi(i, j, 1))
 SHAPE = jax.ShapeDtypeStruct
 # Calls that count positions: the function, and the type of an array with n tokens, or None if it takes n itself
-COUNTS = {
+COUNTING_CALLS = {
     "add_sinusoidal": (pe.add_sinusoidal, lambda n: SHAPE((2, n, 8), np.float32)),
     "rotary": (lambda x: pe.rotary(x, head_axis=-2), lambda n: SHAPE((n, 2, 8), np.float32)),
     "rotary, heads first": (lambda x: pe.rotary(x, head_axis=-3), lambda n: SHAPE((2, n, 8), np.float32)),
@@ -292,9 +300,10 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", COUNTING_CALLS)
 def test_no_more_positions_are_counted_than_int32_has(name):
-    call, of_length = COUNTS[name]
+    """A symbolic length is accepted."""
+    call, of_length = COUNTING_CALLS[name]
 
     def count(n):
         return jax.eval_shape(call, of_length(n)) if of_length else jax.eval_shape(lambda: call(n))
@@ -318,8 +327,9 @@ def test_attention_that_is_causal_counts_no_more_either():
 
 # (function, axis) whose size the function need not know: rows of a table, and columns of the matrix
 ANY_SIZE = {("learned", "r"), ("fourier_features", "d")}
-# Every axis that the function computes with: (function, index of the array, axis of the array)
-KNOWN = [
+# Every axis that the function computes with: (function, index of the array, axis of the array). Letters are those of
+# helpers/functions.py; resize_table has a test of its own.
+MUST_BE_KNOWN = [
     (name, i, at)
     for name, row in OF_ARRAYS.items()
     for i, axes in enumerate(row.axes)
@@ -328,7 +338,7 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "i", "at"), KNOWN)
+@pytest.mark.parametrize(("name", "i", "at"), MUST_BE_KNOWN)
 def test_a_size_that_is_computed_with_must_be_known(name, i, at):
     row = OF_ARRAYS[name]
     (n,) = export.symbolic_shape("n")
@@ -336,8 +346,8 @@ def test_a_size_that_is_computed_with_must_be_known(name, i, at):
     shapes[i] = SHAPE((*shapes[i].shape[:at], n, *shapes[i].shape[at + 1 :]), shapes[i].dtype)
     # content_bias compares features with the query's, and names the query.
     named = "query" if (name, row.axes[i][at]) == ("content_bias", "d") else row.names[i]
-    what = rf"(a known size along axis {at}, got shape|(shape|a last axis of size) .*got)"
-    with pytest.raises(ValueError, match=rf"^[\w.]+: (\w+ of )?{named}(\[\d\])? must have {what} .*"):
+    requirement = rf"(a known size along axis {at}, got shape|(shape|a last axis of size) .*got)"
+    with pytest.raises(ValueError, match=rf"^[\w.]+: (\w+ of )?{named}(\[\d\])? must have {requirement} .*"):
         jax.eval_shape(row, *shapes)
 
 

@@ -1,4 +1,7 @@
-"""The site's own search: it finds each public name in the reference first, and never throws."""
+"""The site's own search finds the reference of each public name first, and no term of its index makes it throw.
+
+A check that is folded on its page is not in the index.
+"""
 
 import json
 import re
@@ -11,20 +14,20 @@ from helpers.pages import program
 
 @pytest.fixture(scope="module")
 def search(reader):
-    """Types what is looked for; returns the page that is found first."""
+    """A function that types a query and returns the page that is found first, such as "api/rotary"."""
     page = reader.new_page()
     page.goto(f"{SITE.as_uri()}/index.html")
     page.keyboard.press("/")
 
     def found(query):
         field = page.locator(".md-search__input")
-        # A word that no page has comes before each, so that the results of the one before are gone.
-        for text, answer in (("qqzzqq", False), (query, True)):
+        # First a word that no page has, so that no results of the last query are left.
+        for text, has_results in (("qqzzqq", False), (query, True)):
             field.fill(text[:-1])
-            field.press(text[-1])  # one search, of the whole, where each key would start one
+            field.press(text[-1])  # fill() starts no search, and typing would start one with each key
             page.wait_for_function(
                 "(some) => some === !!document.querySelector('.md-search-result__item')",
-                arg=answer,
+                arg=has_results,
             )
         return re.sub(r"^.*/site/|\.html.*$", "", page.locator(".md-search-result__item a").first.get_attribute("href"))
 
@@ -32,8 +35,8 @@ def search(reader):
     page.close()
 
 
-# Builds the index as the worker does.
-INDEX = """async (data) => {
+# Runs the theme's worker on the pages; returns the terms that a query may expand to and that no page has.
+TERMS_WITHOUT_PAGES = """async (data) => {
   let index;
   const {build} = lunr.Builder.prototype;
   lunr.Builder.prototype.build = function () {
@@ -53,23 +56,26 @@ def site_index():
 def test_every_term_that_a_query_may_expand_to_is_in_the_index(browser, site_index):
     """One that is not makes the worker throw, and the search find nothing."""
     (worker,) = (SITE / "assets" / "javascripts" / "workers").glob("search.*.min.js")
-    # The node behind "x1" has the number 222: lunr took its edge for the edges 1 and 2 of "c" to the node 2.
+    # docs/hooks.py mends this: lunr takes the edge "1" from "x" to node 222 for the edges "1", "2" from "c" to node 2.
     unlucky = {"location": "page.html", "title": "", "text": f"0 c1 c2 d{214 * 'e'} x1y"}
     page = browser.new_page()
     page.add_script_tag(path=worker)
     for docs in (site_index["docs"], [unlucky]):
-        assert page.evaluate(INDEX, site_index | {"docs": docs, "options": {"suggest": True}}) == []
+        assert page.evaluate(TERMS_WITHOUT_PAGES, site_index | {"docs": docs, "options": {"suggest": True}}) == []
     page.close()
 
 
-def test_folded_checks_are_not_in_the_index(site_index):
+def test_a_folded_check_is_not_in_the_index_and_its_definition_is(site_index):
+    """That of docs/recipes.md#kv-cache."""
     text = " ".join(entry["text"] for entry in site_index["docs"])
     assert "step = jax.jit(decode)" not in text and "def decode(cache" in text
 
 
-def test_the_reference_comes_first_for_its_names(search):
-    entries = program("entries")
-    pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md")]
-    names = [name for page in pages for name in entries.ENTRY.findall(entries.completed(page))]
-    first = {name: search(name.rpartition(".")[2]) for name in names}
-    assert {name: page for name, page in first.items() if not page.startswith("api/")} == {}
+def test_a_page_of_the_reference_that_has_the_name_comes_first(search):
+    entries, pages_of = program("entries"), {}
+    for path in (ROOT / "docs" / "api").glob("*.md"):
+        for name in entries.ENTRY.findall(entries.completed(path.read_text(encoding="utf-8"))):
+            pages_of.setdefault(name.rpartition(".")[2], []).append(f"api/{path.stem}")
+    assert len(pages_of) > 50
+    first = {name: search(name) for name in pages_of}
+    assert {name: page for name, page in first.items() if page not in pages_of[name]} == {}

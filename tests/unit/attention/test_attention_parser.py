@@ -1,9 +1,8 @@
 """What `attention` rejects: each error names the argument and its constraint.
 
-- Types, shapes and dtypes of every argument are checked, and bounds of numbers; some arguments need others beside them.
-- A position returns if a row of keys has it again after another position, as a packed row of documents has. A causal
-  mask or a window would then mix documents, so concrete positions that return are rejected, unless something separates
-  the documents.
+- Types, shapes and dtypes of arguments are checked, and bounds of numbers; some arguments need others beside them.
+- Positions 0 1 2 0 1 of packed documents *return*: one comes again after another one. A causal mask or a window would
+  then mix documents, so concrete positions that return are rejected, unless an option may separate the documents.
 """
 
 import jax
@@ -16,15 +15,15 @@ from posenc_jax._attention import parser
 
 Q, K, V = (np.zeros(shape, np.float32) for shape in ((2, 11, 4, 8), (2, 13, 2, 8), (2, 13, 2, 6)))
 QUERY_AT, KEY_AT = np.arange(11, dtype=np.int32), np.arange(13, dtype=np.int32)
-F = np.float32
+FLOAT32 = np.float32
 POSITIONS = {"query_positions": QUERY_AT, "key_positions": KEY_AT}
 NO_POSITIONS = {"query_positions": None, "key_positions": None}
 MASK = np.ones((2, 4, 11, 13), bool)
-DATA = {"query_data": np.ones((1, 11, 1, 5), F), "bias": lambda i, j, a, b: jnp.float32(0)}
-SHAPE = r"\(2, 4, 11, 13\)"
-MISSING = "query_positions and key_positions must be given for 11 queries and 13 keys"
+WITH_DATA = {"query_data": np.ones((1, 11, 1, 5), FLOAT32), "bias": lambda i, j, a, b: jnp.float32(0)}
+TILE = r"\(2, 4, 11, 13\)"
+POSITIONS_MISSING = "query_positions and key_positions must be given for 11 queries and 13 keys"
 
-# What changes in a valid call, and how the message goes on behind "attention: ".
+# What changes in a valid call, and how the message goes on after "attention: " (a regular expression).
 TYPES = [
     ({"query": Q.astype(int)}, "query must be a float array"),
     ({"key": K.astype(np.float16)}, "key must have the dtype of query, float32, got float16"),
@@ -41,9 +40,9 @@ TYPES = [
     ({"logits_soft_cap": jnp.float32(3)}, "logits_soft_cap must be a number"),
     ({"sinks": np.arange(4)}, r"sinks must be a float array of shape \(heads,\)"),
     ({"mask": MASK.astype(np.int32)}, "mask must be an array of booleans, True where a query sees a key, got int32"),
-    ({"mask": MASK.astype(F)}, "mask must be .*; an additive mask is a bias, got float32"),
-    ({"query_positions": F(QUERY_AT)}, "query_positions must be an integer array"),
-    (DATA | {"key_data": {"x": "a"}}, r"key_data\['x'\] must be an array"),
+    ({"mask": MASK.astype(FLOAT32)}, "mask must be .*; an additive mask is a bias, got float32"),
+    ({"query_positions": FLOAT32(QUERY_AT)}, "query_positions must be an integer array"),
+    (WITH_DATA | {"key_data": {"x": "a"}}, r"key_data\['x'\] must be an array"),
 ]
 VALUES = [
     ({"query": Q[0, 0]}, r"query must have shape \(..., queries, heads, head_dim\)"),
@@ -55,40 +54,49 @@ VALUES = [
     ({"value": V[..., :0]}, "head_dim and value_dim must be at least 1"),
     ({"query": Q[:, :, :3]}, "the heads of query must be a multiple of those of key, got 3 and 2"),
     ({"key": K[:, :, :0], "value": V[:, :, :0]}, "the heads of query must be a multiple of those of key, got 4 and 0"),
-    ({"bias": lambda i, j: pe.alibi(i, j, 3)}, r"bias of shape \(3, 11, 13\) must broadcast to a tile .*" + SHAPE),
+    ({"bias": lambda i, j: pe.alibi(i, j, 3)}, r"bias of shape \(3, 11, 13\) must broadcast to a tile .*" + TILE),
     ({"bias": lambda i, j: jnp.ones((11, 13)), "block_size": 4}, r"bias of shape .*\(2, 4, 4, 4\)"),
     ({"block_size": 0}, "block_size must be at least 1, got 0"),
-    ({"scale": np.ones(3, F)}, r"scale of shape \(3,\) must broadcast to query without head_dim, shape \(2, 11, 4\)"),
+    (
+        {"scale": np.ones(3, FLOAT32)},
+        r"scale of shape \(3,\) must broadcast to query without head_dim, shape \(2, 11, 4\)",
+    ),
     ({"window": (-1, None)}, r"window\[0\] must be at least 0, got -1"),
     ({"window": (None, -2)}, r"window\[1\] must be at least 0, got -2"),
     ({"logits_soft_cap": 0}, "logits_soft_cap must be positive"),
     ({"logits_soft_cap": 1.0005e30}, "logits_soft_cap must be from 1e-30 to 1e30"),
     ({"logits_soft_cap": 9.995e-31}, "logits_soft_cap must be from 1e-30 to 1e30"),
-    ({"sinks": np.ones(3, F)}, r"sinks must have shape \(heads,\) = \(4,\), got \(3,\)"),
-    ({"mask": MASK[:, 0, 0]}, rf"mask must have .* {SHAPE}, got .*13\); for \(batch, keys\) pass mask\[:, None, None"),
-    ({"mask": MASK[:, :2]}, rf"mask must have the axes \(..., heads, queries, keys\), .* {SHAPE}, got .* 13\)$"),
+    ({"sinks": np.ones(3, FLOAT32)}, r"sinks must have shape \(heads,\) = \(4,\), got \(3,\)"),
+    ({"mask": MASK[:, 0, 0]}, rf"mask must have .* {TILE}, got .*13\); for \(batch, keys\) pass mask\[:, None, None"),
+    ({"mask": MASK[:, :2]}, rf"mask must have the axes \(..., heads, queries, keys\), .* {TILE}, got .* 13\)$"),
     ({"mask": MASK[None]}, r"mask must have the axes .* got \(1, 2, 4, 11, 13\)$"),
     (NO_POSITIONS | {"query_positions": QUERY_AT}, "query_positions and key_positions must be given together"),
     ({"key_segments": KEY_AT}, "query_segments and key_segments must be given together"),
     ({"key_order": KEY_AT, "causal": True}, "query_order and key_order must be given together"),
-    (NO_POSITIONS | {"causal": True}, MISSING),
-    (NO_POSITIONS | {"bias": pe.alibi}, MISSING),
+    (NO_POSITIONS | {"causal": True}, POSITIONS_MISSING),
+    (NO_POSITIONS | {"bias": pe.alibi}, POSITIONS_MISSING),
     ({"query_positions": QUERY_AT[1:]}, r"query_positions must have shape \(..., 11\), got \(10,\)"),
     ({"key_positions": KEY_AT[None, None]}, "key_positions of shape .* must broadcast to key without heads"),
     (
         {"query_order": QUERY_AT, "key_order": KEY_AT},
         "causal must be True if query_order and key_order are given, got False",
     ),
-    (DATA | {"bias": None}, "bias must be given with query_data or key_data, got None"),
-    (DATA | {"query_data": F(QUERY_AT)}, r"query_data must begin with .* \(2, 11, 4\), where all but 11 may"),
-    (DATA | {"query_data": np.ones((1, 1, 1), F)}, r"query_data must begin with .* got \(1, 1, 1\)"),
-    (DATA | {"key_data": (K, np.ones((2, 13, 4), F))}, r"key_data\[1\] must begin with .* key .*\(2, 13, 2\)"),
+    (WITH_DATA | {"bias": None}, "bias must be given with query_data or key_data, got None"),
+    (
+        WITH_DATA | {"query_data": FLOAT32(QUERY_AT)},
+        r"query_data must begin with .* \(2, 11, 4\), where all but 11 may",
+    ),
+    (WITH_DATA | {"query_data": np.ones((1, 1, 1), FLOAT32)}, r"query_data must begin with .* got \(1, 1, 1\)"),
+    (
+        WITH_DATA | {"key_data": (K, np.ones((2, 13, 4), FLOAT32))},
+        r"key_data\[1\] must begin with .* key .*\(2, 13, 2\)",
+    ),
     ({"implementation": "flash"}, r"implementation must be one of \('xla', 'mosaic_gpu'\), got 'flash'"),
 ]
-BAD = [(TypeError, *case) for case in TYPES] + [(ValueError, *case) for case in VALUES]
+CASES = [(TypeError, *case) for case in TYPES] + [(ValueError, *case) for case in VALUES]
 
 
-@pytest.mark.parametrize(("error", "change", "match"), BAD, ids=[match for *_, match in BAD])
+@pytest.mark.parametrize(("error", "change", "match"), CASES, ids=[match for *_, match in CASES])
 def test_wrong_arguments_are_rejected_by_name(error, change, match):
     with pytest.raises(error, match=f"^attention: {match}"):
         pe.attention(**{"query": Q, "key": K, "value": V} | POSITIONS | change)
@@ -130,7 +138,7 @@ BY_POSITION = [{"causal": True}, {"window": (None, 0)}, {"window": (2, 3)}]
 
 def attend(queries, keys, **options):
     """Traces a call at these positions, which checks them: they are concrete in a trace too."""
-    q, k = (jax.ShapeDtypeStruct((2, np.shape(p)[-1], 2, 4), F) for p in (queries, keys))
+    q, k = (jax.ShapeDtypeStruct((2, np.shape(p)[-1], 2, 4), FLOAT32) for p in (queries, keys))
     where = {"query_positions": np.int32(queries), "key_positions": np.int32(keys)}
     return jax.eval_shape(lambda q, k: pe.attention(q, k, k, **where | options), q, k)
 
@@ -139,6 +147,7 @@ def attend(queries, keys, **options):
 def test_a_position_that_returns_is_rejected(name):
     match = r"^attention: key_positions must not return to .* got -?\d+ twice in a row of keys: pass query_segments.*"
     for options in BY_POSITION:
+        # orders are in place of a causal mask, so a window alone is not offered them
         remedy = "orders" if options.get("causal") else "mask of queries and keys$"
         with pytest.raises(ValueError, match=match + remedy):
             attend(*RETURNS[name], **options)
@@ -152,29 +161,30 @@ def test_caches_shards_padding_and_images_do_not_return(name):
 
 PACKED = np.int32([0, 1, 2, 3, 0, 1, 2, 3])
 SEGMENTS = np.int32([0] * 4 + [1] * 4)
-SEPARATED = {  # options that separate the two documents, or may do so
+MAY_SEPARATE = {  # what is in data and orders is not read
     "segments": {"query_segments": SEGMENTS, "key_segments": SEGMENTS},
     "a mask of queries and keys": {"mask": np.equal.outer(SEGMENTS, SEGMENTS)[None, None]},
     "a mask that hides what returns": {"mask": np.arange(8)[None, None, None] < 4},
     "slots as orders": {"query_order": np.arange(8), "key_order": np.arange(8)},
     "positions as orders": {"query_order": PACKED, "key_order": PACKED},
-    "data": {"query_data": np.ones((1, 8, 1), F), "bias": lambda i, j, a, b: jnp.zeros((2, 8, 8))},
+    "data": {"query_data": np.ones((1, 8, 1), FLOAT32), "bias": lambda i, j, a, b: jnp.zeros((2, 8, 8))},
 }
 
 
-@pytest.mark.parametrize("name", SEPARATED)
-def test_positions_of_separated_documents_may_return(name):
-    attend(PACKED, PACKED, causal=True, **SEPARATED[name])
+@pytest.mark.parametrize("name", MAY_SEPARATE)
+def test_positions_may_return_beside_options_that_may_separate_documents(name):
+    attend(PACKED, PACKED, causal=True, **MAY_SEPARATE[name])
 
 
-def test_a_mask_that_hides_nothing_separates_nothing():
+def test_a_mask_of_keys_or_heads_that_hides_no_key_separates_nothing():
+    """The second hides all keys from one head, and none from the other."""
     for mask in (np.ones((1, 1, 1, 8), bool), np.array([False, True])[None, :, None, None]):
         with pytest.raises(ValueError, match="key_positions must not return"):
             attend(PACKED, PACKED, causal=True, mask=mask)
 
 
-def test_positions_may_return_where_no_mask_or_window_reaches_them():
-    """Nothing is checked without a mask by position, or where positions are traced."""
+def test_only_keys_that_a_mask_or_window_shows_are_checked():
+    """Traced positions are not checked."""
     for queries, keys, options in (
         (PACKED, PACKED, {}),
         (PACKED, PACKED, {"window": (2, None)}),
@@ -190,11 +200,11 @@ def test_positions_may_return_where_no_mask_or_window_reaches_them():
 
 
 def test_times_return_if_their_ranks_do():
-    """Layers pass times (floats) as positions. The window, here of 0, counts tokens at times, and so is ignored."""
+    """Flax layers may pass times (floats) as positions. Over times a window counts tokens, so it hides none here."""
 
-    def check(times):
-        parser.reject_returning_positions(times, times, None, 0, "times", "this")
+    def check(queries, keys):
+        parser.reject_returning_positions(queries, keys, None, 0, "times", "this")
 
-    check(F([0, 0.5, 0.5, 7]))
+    check(FLOAT32([7]), FLOAT32([0, 0.5, 0.5, 7]))
     with pytest.raises(ValueError, match="times must not return .* pass this"):
-        check(F([0, 0.5, 0.25, 0.5]))
+        check(FLOAT32([7]), FLOAT32([0, 0.5, 0.25, 0.5, 7]))

@@ -1,9 +1,9 @@
 """Modules of NNX and of Linen: each computes a function of the library, with settings and learned parameters.
 
-- A module computes its function. Both stacks have the same bits.
-- Parameters have the names, shapes and dtypes of the table below. They begin as papers and authors' code have it, take
-  initialisers and metadata, and have gradients. An array that is not learned is no parameter.
-- Modules are equal if their settings are, so that JAX compiles them once. Wrong settings raise; errors name them.
+- A module computes its function. Both stacks have the same bits, and gradients that are alike.
+- Parameters have the names, shapes and dtypes of ROWS. They begin with the documented distributions, and take
+  initialisers and metadata. An array that is not learned is no parameter.
+- Modules are equal if their settings are, as `jax.jit` asks for. Wrong settings raise; errors name them.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ POSITIONS = np.array([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
 HEADS = RNG.normal(size=(2, 5, 3, 8)).astype(np.float32)  # batch, seq, heads, head_dim
 QUERIES = np.array([[3, 4, 5], [2_000_000_000, 7, 0]], np.int32)
 KEYS = np.array([0, 1, 5, 900, 2_000_000_001], np.int32)
-# Positions of queries and keys; and with the vectors of both.
+# Positions of queries and keys; CONTENT adds vectors at both.
 FAR, NEAR = (QUERIES, KEYS), (np.arange(3, 7), np.arange(-1, 39))
 CONTENT = *FAR, *(RNG.normal(size=(*x.shape, 3, 4)).astype(np.float32) for x in FAR)
 TIMES = np.float32([[0, 0.5], [999, 3]])
@@ -261,8 +261,8 @@ def types(tree):
 
 
 @each([slow(row) if row.is_slow else row for row in ROWS])
-def test_is_the_function_and_learns_in_both_stacks(row):
-    """Values are of the row's arrays. Gradients by all parameters are of NEAR where the row's positions are FAR."""
+def test_a_module_computes_its_function_and_both_stacks_have_one_gradient(row):
+    """Gradients are taken at NEAR instead of FAR: between far positions those by some parameters are 0."""
     graphdef, state = nnx.split(drawn(row.of_nnx, RNG))
     linen_module, p = row.of_linen(), nnx.to_pure_dict(state)
     loss = lambda y: sum(jnp.sum(jnp.sin(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(y))  # noqa: E731
@@ -281,6 +281,7 @@ def test_is_the_function_and_learns_in_both_stacks(row):
     for got, of_linen, want in zip(*map(jax.tree.leaves, values), strict=True):
         assert got.dtype == of_linen.dtype == want.dtype
         np.testing.assert_array_equal(of_linen, got)
+        # Others compute softplus of free parameters, or the scale, in another order than the row's function.
         is_exact = row.name not in ("KERPLE", "FIRE", "ContentBias")
         bound = 0 if is_exact else 2e-6 * np.abs(want) + 1e-6
         assert_within(got, want, bound, against="the function")
@@ -291,6 +292,11 @@ def test_is_the_function_and_learns_in_both_stacks(row):
     for name in row.shapes:
         assert np.all(np.isfinite(got[name])) and np.any(got[name]), name
         assert_within(got[name], want[name], 1e-5 * np.abs(want[name]), against=f"Linen's derivative by {name}")
+
+
+def test_every_module_has_a_row():
+    no_modules = {"SegmentMask", "positional_attention"}
+    assert {*FIRST_ROWS, *no_modules} == {*nnx_modules.__all__} == {*linen.__all__}
 
 
 @each(ROWS)
@@ -331,7 +337,7 @@ def normal(deviation):
 
 
 SMALL = normal(0.02)
-# Settings that make many parameters; and for each parameter a function, and the distribution of its values.
+# Settings that make many parameters; and for each parameter, what the module makes of it, and the distribution of that.
 INITIAL = {
     "LearnedEncoding": ({"num_embeddings": 99_999}, {"embedding": (np.asarray, SMALL)}),
     "PoPE": ({}, {"phase": (np.asarray, uniform(0, 0))}),
@@ -362,11 +368,11 @@ INITIAL = {
 }
 
 
-# The next test has the initialisers of the slow cases, nearly to the last bit.
+# The next test compares the initialisers of the slow cases exactly.
 @pytest.mark.parametrize(
     "name", [slow(name) if name in ("LearnedEncoding", "ContentBias") else name for name in INITIAL]
 )
-def test_parameters_begin_as_authors_have_it(name):
+def test_parameters_begin_with_the_documented_distributions(name):
     settings, distributions = INITIAL[name]
     row = FIRST_ROWS[name.split()[0]]
     row = row._replace(settings=row.settings | settings)
@@ -377,16 +383,17 @@ def test_parameters_begin_as_authors_have_it(name):
         for parameter, (function, (low, high, tenths)) in distributions.items():
             values, label = function(np.float64(found[parameter])), f"{parameter}, {stack}"
             spread = tenths[-1] - tenths[0]
+            # some three standard errors of a tenth
             assert_within(np.quantile(values, TENTHS), tenths, 2 * values.size**-0.5 * spread + 1e-6, against=label)
             if low is not None:
                 ends = [values.min(), values.max()]
                 assert_within(ends, [low, high], 8 / values.size * spread + 1e-6, against=f"the ends of {label}")
         largest = [np.argmax(x) for x in found.values() if x.size > 1]
-        assert len({*largest}) == len(largest), stack  # no two parameters are drawn by one key
+        assert len({*largest}) == len(largest), stack  # parameters of one size are drawn by keys of their own
 
 
-def test_tables_begin_with_a_standard_deviation_of_a_fiftieth():
-    """All initialisers of tables draw `jax.random.normal` times 0.02."""
+def test_default_initialisers_of_three_tables_are_normal_times_0_02():
+    """FIRE's own initialiser has float32 as its default."""
     assert jax.eval_shape(lambda: linen.FIRE.bias_init(RNG_KEY, (2,))).dtype == np.float32
     inits = {}
     for name in ("LearnedEncoding", "RelativePositionBias", "ContentBias"):
@@ -396,8 +403,8 @@ def test_tables_begin_with_a_standard_deviation_of_a_fiftieth():
     draw = jax.jit(lambda: [init(RNG_KEY, (64,), jnp.float32) for init in (jax.random.normal, *inits.values())])
     normals, *found = jax.device_get(draw())
     want = 0.02 * normals
-    for each, got in zip(inits, found, strict=True):
-        assert_within(got, want, 1e-7 + 1e-6 * np.abs(want), against=f"0.02 times normals, {each}")
+    for init, got in zip(inits, found, strict=True):
+        assert_within(got, want, 1e-7 + 1e-6 * np.abs(want), against=f"0.02 times normals, {init}")
 
 
 EMBEDDING = {"embedding": ("embedding_init", "embedding_metadata")}
@@ -494,13 +501,13 @@ def test_the_phase_of_pope_acts_clipped_and_learns_at_the_ends():
     ids=lambda x: type(x).__name__,
 )
 def test_linen_initialises_with_one_token_whose_position_is_not_given(module, x):
-    """Models initialise so. A call with one token must give its position; so must initialisation with coordinates."""
+    """Models are initialised with one token. A call with one token, and coordinates, must have positions."""
     one = x[..., :1, :] if x.ndim == 3 else x[..., :1, :, :]
     variables = jax.eval_shape(module.init, RNG_KEY, one)
     with pytest.raises(ValueError, match="positions must be given"):
         jax.eval_shape(module.apply, variables, one)
     jax.eval_shape(module.apply, variables, x)
-    if not variables:
+    if not variables:  # all but LearnedEncoding, whose positions have one coordinate
         with pytest.raises(ValueError, match="positions must be given"):
             jax.eval_shape(module.clone(frequencies=pe.axial(8, 2)).init, RNG_KEY, one)
 
