@@ -50,14 +50,12 @@ def buckets_at(distances, max_distance, *sides):
 
 @pytest.mark.parametrize("peer", PEERS["buckets"], ids=lambda c: f"{c['buckets']}, {c['max_distance']}")
 def test_buckets_are_those_of_transformers(peer):
+    """No bucket begins at an exact power but those of two: there its float32 may be one off, or not, by the machine."""
     rows, most, both = (peer[key] for key in ("buckets", "max_distance", "bidirectional"))
     for name, direction in (("before", -1), ("after", 1)):
         starts, buckets = zip(*peer[name], strict=True)  # where each bucket begins
         edges = np.unique(np.clip(np.add.outer(starts, [-1, 0, 1]), 0, 100_000))
         want = np.array(buckets)[np.searchsorted(starts, edges, side="right") - 1]
-        # the float32 of transformers is one off here, as (81/24)^(16/24) = 54/24
-        if (rows, most, name) == (48, 81, "before"):
-            want[edges == 54] += 1
         np.testing.assert_array_equal(*buckets_at(edges, most, (rows, both, direction)), want)
 
 
