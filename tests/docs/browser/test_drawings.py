@@ -1,7 +1,7 @@
 """The drawings of the story: controls, labels, links and numbers.
 
 - Every control moves the picture by keys; two arrows follow the mouse. Every scene plays and pauses.
-- Labels fit into their pictures on three widths. A link leads to a state.
+- Labels fit into their views on three widths. A link leads to a state.
 - What is drawn and said are the numbers of NumPy's formulas and of the library.
 """
 
@@ -181,9 +181,9 @@ def test_settings_of_an_address_are_clamped_and_wrong_ones_are_ignored(story):
     assert found | taken == found and "constructor" not in found
 
 
-# Labels outside of their picture, or on another label
+# Labels outside of their view, which has room around the picture, or on another label
 LABEL_FAULTS = """() => [...document.querySelectorAll("pe-view")].flatMap((view) => {
-  const all = view.picture.getBoundingClientRect();
+  const all = view.getBoundingClientRect();
   const boxes = [...view.querySelectorAll("svg text")].map((e) => [e.textContent, e.getBoundingClientRect()]);
   return boxes.flatMap(([text, a], i) => {
     const outside = a.left < all.left || a.right > all.right || a.top < all.top || a.bottom > all.bottom;
@@ -197,7 +197,7 @@ LABEL_FAULTS = """() => [...document.querySelectorAll("pe-view")].flatMap((view)
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
-def test_no_label_leaves_its_picture_or_lies_on_another(story, width):
+def test_no_label_leaves_its_view_or_lies_on_another(story, width):
     story.set_viewport_size({"width": width, "height": 740})
     settle(story)
     found = story.evaluate(LABEL_FAULTS)
