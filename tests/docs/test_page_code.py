@@ -189,7 +189,7 @@ def test_a_sliding_cache_behind_sinks():
 
 
 def test_a_paged_cache_of_rows_at_different_positions():
-    step, cache = jax.jit(recipe("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH)),) * 2
+    step, cache = jax.jit(recipe("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH), np.float32),) * 2
     rows = np.arange(BATCH)
     for n in range(SEQ):
         at = np.array([n, max(n - 1, 0)])  # the second row is a token behind

@@ -180,8 +180,9 @@ def test_the_array_that_an_object_holds_is_read(name, hold):
 
 
 def program_of(call, *arrays):
-    """The text of a call's program and the arrays that it closes over."""
-    jaxpr = jax.make_jaxpr(lambda: call(*arrays))()
+    """The text of a call's program without x64, and the arrays that it closes over."""
+    with jax.enable_x64(False):
+        jaxpr = jax.make_jaxpr(lambda: call(*arrays))()
     return str(jaxpr), [(x.dtype, np.asarray(x).tobytes()) for x in jaxpr.consts]
 
 
@@ -195,8 +196,7 @@ def test_float64_of_numpy_without_x64_is_rounded_as_jax_rounds_it(name):
     def arrays_in(dtype):
         return [(np.float64(0.7) * x).astype(dtype) if name in rounded else x for name, x in named]
 
-    with jax.enable_x64(False):
-        assert program_of(row, *arrays_in(np.float64)) == program_of(row, *arrays_in(np.float32))
+    assert program_of(row, *arrays_in(np.float64)) == program_of(row, *arrays_in(np.float32))
 
 
 @pytest.mark.parametrize("name", OF_ARRAYS)

@@ -230,7 +230,10 @@ def test_no_pullback_where_a_derivative_is_not_that_of_the_operations(bias, kind
         (lambda i, j: ROW[i[:, None]] - j[None].astype(jnp.float32), "cannot compute 'gather' in a bias"),
         (lambda i, j: jnp.sin(total(i, j)), "cannot compute 'sin' in a bias"),
         (lambda i, j: total(i, j).astype(jnp.float16).astype(jnp.float32), "cannot compute .*type to f.*16"),
-        (lambda i, j: (jnp.arange(HEADS)[:, None, None] * i[0]).astype(jnp.float32), "float32 numbers.*int32"),
+        (
+            lambda i, j: (np.arange(HEADS, dtype=np.int32)[:, None, None] * i[0]).astype(jnp.float32),
+            "float32 numbers.*int32",
+        ),
         (of_numbers(17), "bias must have at most 16 numbers for each head.*got 17"),
     ],
 )

@@ -49,7 +49,8 @@ def test_the_error_for_an_array_as_base_has_code_that_works_instead():
         ) as error:
             jax.eval_shape(lambda base: pe.geometric(dim, base, endpoint=endpoint), np.float32(1))  # noqa: B023
         code = str(error.value).partition("pass the array ")[2]
-        array = jax.jit(lambda base: eval(code, {"jnp": jnp, "base": base}))(np.float32(1e4))  # noqa: B023
+        with jax.numpy_dtype_promotion("standard"):  # as a user has it
+            array = jax.jit(lambda base: eval(code, {"jnp": jnp, "base": base}))(np.float32(1e4))  # noqa: B023
         np.testing.assert_allclose(array, pe.geometric(dim, 1e4, endpoint=endpoint).angular, rtol=1e-6)
 
 
