@@ -1,10 +1,9 @@
-"""How fast each lowering of a rotation is: `python benchmarks/lowerings.py [--target v5e v6e h200] [--write]`.
+"""How fast each lowering of a rotation is: `python benchmarks/lowerings.py [--target v5e v6e h200]`.
 
 Without a target, times every lowering that can compute a case on the device that is here, in rounds that alternate
 between them and a plain copy of x. With targets, compiles them for these, without a device, in the environment that
-`nox -s "bench_compiled(tpu)"` makes. In bold stands what `lowerings.LOWERINGS` takes. Where another is ahead, that
-table should change.
-`--write` writes results/lowerings_TARGET_JAX.md for each target.
+`nox -f maintenance.py -s "bench_compiled(tpu)"` makes. In bold stands what `lowerings.LOWERINGS` takes. Where another
+is ahead, that table should change.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cases import GPU_SIZE
-from reference import markdown, processor, progress, slug
+from reference import markdown, processor, progress
 
 import posenc_jax as pe
 from posenc_jax._frequencies.angles import Angles
@@ -131,35 +130,26 @@ def table(where, platform, told, measure, grow=False):
 
 
 def main():
-    """Prints the tables, and writes them."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", nargs="+", choices=sorted(PLATFORMS), default=[])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    texts = {}
+    texts = []
     if not options.target:
         told = "Times in copies of x; temporaries in sizes of x."
         platform = jax.default_backend()
         where = processor() if platform == "cpu" else jax.devices()[0].device_kind
         measure = lambda *case: timed(*case, options.rounds)  # noqa: E731
-        texts["cpu" if platform == "cpu" else slug(where)] = table(
-            where, platform, told, measure, grow=platform != "cpu"
-        )
+        texts.append(table(where, platform, told, measure, grow=platform != "cpu"))
     for name in options.target:
         sys.path.append(str(Path(__file__).parents[1] / "tests"))
         from devices import aot
 
         target = aot.Target(name, aot.h200_topology() if name == "h200" else aot.tpu_topology(f"{name}:2x2"))
         told = "Estimated cycles in those of a copy (≥: not all are known); fusions; temporaries in sizes of x."
-        texts[name] = table(name, PLATFORMS[name], told, lambda *case, target=target: compiled_for(target, *case))
-    for name, text in texts.items():
-        print(text)
-        if options.write:
-            path = Path(__file__).with_name("results") / f"lowerings_{name}_{jax.__version__}.md"
-            path.write_text(
-                f"Written by `python benchmarks/lowerings.py`; in bold the lowering taken. {text}", encoding="utf-8"
-            )
+        texts.append(table(name, PLATFORMS[name], told, lambda *case, target=target: compiled_for(target, *case)))
+    print(*texts, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Bytes that each device of a whole TPU pod holds, as the TPU compiler says: every encoding, rotation and bias.
 
 `python benchmarks/pods.py` compiles and writes results/pods.json and results/pods.md, which the documentation includes;
-`nox -s "bench_compiled(tpu)"` runs it in the environment that the compiler needs. `--tables` writes the tables of the
-JSON anew. `tests/devices/on_pods.py` has the cases, and says what each device may keep.
+`nox -f maintenance.py -s "bench_compiled(tpu)"` runs it in the environment that the compiler needs. `--tables` writes
+the tables of the JSON anew. `tests/devices/on_pods.py` has the cases, and says what each device may keep.
 """
 
 import argparse

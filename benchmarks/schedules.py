@@ -1,7 +1,8 @@
 """Kernels that rotate, as a TPU's compiler schedules them, and what XLA makes of the plain functions; no device needed.
 
 `pip install -e . "jax[tpu]" tokamax==0.0.17`, then `python benchmarks/schedules.py [--target v5e v6e]`, with the
-environment that noxfile.py calls NO_TPU; `nox -s "bench_compiled(tpu)"` does both. Writes results/schedules.md.
+environment that tests/tools/sessions.py calls NO_TPU; `nox -f maintenance.py -s "bench_compiled(tpu)"` does both.
+Writes results/schedules.md.
 
 The work is that of examples/fused_rope.py, and that of tokamax's `deepseek_rope` in two modes, in bfloat16:
 

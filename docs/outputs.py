@@ -4,7 +4,7 @@ A page's blocks share one namespace, in their order. The include of `outputs/NAM
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
 after a block, or after what it prints, is matplotlib's current figure. A block that begins with
 `# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists the sessions of
-noxfile.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of,
+noxfile.py and maintenance.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of,
 `outputs/evidence_*.md` what demo/evidence.json holds, and `outputs/sheet_*.md` the tables of the page to print.
 """
 
@@ -62,7 +62,7 @@ def blocks_of(page: pathlib.Path) -> list[Block]:
 
 
 def sessions(noxfile: str) -> Iterator[str]:
-    """Lines of Markdown: a table under each heading of noxfile.py, with the first line of each session's docstring."""
+    """Lines of Markdown: a table under each heading of a noxfile, with the first line of each session's docstring."""
     for part in noxfile.split("\n\n\n"):
         if re.fullmatch("# .*", part):
             yield from ("", f"**{part.removeprefix('# ')}**", "", "| session | what it does |", "| --- | --- |")
@@ -133,8 +133,9 @@ def main() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     args.includes.mkdir(parents=True, exist_ok=True)
-    noxfile = (DOCS.parent / "noxfile.py").read_text(encoding="utf-8")
-    (args.includes / "sessions.md").write_text("\n".join(sessions(noxfile)) + "\n", encoding="utf-8")
+    noxfiles = ((DOCS.parent / name).read_text(encoding="utf-8") for name in ("noxfile.py", "maintenance.py"))
+    lines = [line for noxfile in noxfiles for line in sessions(noxfile)]
+    (args.includes / "sessions.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
     for name, text in (findings.texts() | sheet.texts()).items():
         (args.includes / name).write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """What the CUDA compiler makes of the kernels of `attention` for an H200, without one: registers, spills, instructions.
 
 `python benchmarks/flash/compiled.py [--only TEXT …] [--output FILE] [--keep FOLDER]`; needs nvidia-cuda-nvdisasm,
-mpmath and the packages of the session `compile` in noxfile.py for CUDA but nvidia-nvjitlink, with which ptxas ignores
+mpmath and the packages of the session `compile` for CUDA but nvidia-nvjitlink, with which ptxas ignores
 `setmaxnreg`. FILE keeps what it has of other cases. Instructions are those of the loops over tiles, in the order of the
 code: tiles without a mask, then those with one, and in `d_key_value`, whose rows are keys, the other way round; of
 given positions or a window, with one, without one, with one. A warp takes them for all its scores. They are not time.

@@ -1,8 +1,8 @@
 r"""The lowerings of a rotation, by which compilers make it one read and one write.
 
 `reference` is the formula of `rotation`. The other lowerings compute the same bits, because every product is rounded
-before it is summed, as always on a TPU. `LOWERINGS` says which platform takes which; what they cite as measured stands
-in benchmarks/results/lowerings_*.md.
+before it is summed, as always on a TPU. `LOWERINGS` says which platform takes which; `benchmarks/lowerings.py` measures
+what they cite.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def split_and_stack(r: Rotation) -> jax.Array:
     Why: it needs a sine and a cosine for each pair, not for each feature, and converts 16-bit features once, not twice.
     More slices are more code, and other lowerings are then faster.
     Measured: one head of (1,4096,1,128) half float32 takes 4.7 copies on a CPU, and 5.1 by `pad_and_select`; 1.9 and
-    3.1 on JAX 0.10. Inside `lax.scan`, it is ten times slower than outside on JAX 0.12 (benchmarks/NOTES.md).
+    3.1 on JAX 0.10. Inside `lax.scan`, it is ten times slower than outside on JAX 0.12.
     """
     if axes := workarounds.unit_axes(r.x, r.settings.batch):
         unrounded = dataclasses.replace(r, settings=r.settings._replace(result=r.dtype))
@@ -131,7 +131,7 @@ def reverse_halves_in_place(r: Rotation) -> jax.Array:
     When: on a TPU, if all features of a 16-bit x rotate, as halves of up to 56, with a table of 128 positions or more.
     Why: positions then lie on the lanes of registers, and the two halves in different registers, so reversing them
     moves nothing. `pad_and_select` reads x three times. (In float32, XLA cuts the reversal of some shapes into
-    thousands of steps: benchmarks/NOTES.md.)
+    thousands of steps.)
     Measured: (8,512,16,64) half bfloat16 takes the cycles of 1.07 copies on a TPU v5e, and of 1.62 by `pad_and_select`;
     with 128 features, whose halves share registers, 2.4 and 1.6.
     """

@@ -1,7 +1,8 @@
 """What the code of each model_type does that no config.json contains.
 
-`facts.json` has what a release of transformers says itself; `nox -s parity -- --facts` writes it. By hand stays what no
-class says, read from the model's `modeling_*.py`, and all of the models whose code is not in transformers.
+`facts.json` has what a release of transformers says itself; `nox -f maintenance.py -s parity -- --facts` writes it. By
+hand stays what no class says, read from the model's `modeling_*.py`, and all of the models whose code is not in
+transformers.
 
 A field of `Model` is a fact that at least two model types share. What one type alone does is a rewriter, in
 `_rewriting.py` or `_rewrites.py`: it writes the keys that `plan_to_config` writes, and `reads` lets its type read them.

@@ -1,4 +1,4 @@
-"""Whatever pages, README and the paper name exists: sessions of nox, paths, files, references.
+"""Whatever pages and README name exists: sessions of nox, paths, files, references.
 
 And the actions of workflows are pinned by their commits.
 """
@@ -7,16 +7,20 @@ import re
 
 from helpers.pages import ROOT, text_of
 
-OUTSIDE = ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "conformance/README", "benchmarks/NOTES")
+OUTSIDE = ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "conformance/README")
 PAGES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
 PAGES = {name: text_of(name) for name in PAGES | {f"{name}.md" for name in OUTSIDE}}
 
 
 def test_every_session_and_path_that_is_named_exists():
-    sessions = set(re.findall(r"^def (\w+)\(session", text_of("noxfile.py"), re.MULTILINE))
+    sessions = {
+        option: set(re.findall(r"^def (\w+)\(session", text_of(file), re.MULTILINE))
+        for option, file in (("", "noxfile.py"), ("-f maintenance.py ", "maintenance.py"))
+    }
     for page, text in PAGES.items():
-        named = {name for found in re.findall(r'nox -s "?([a-z0-9_ ]+)', text) for name in found.split()}
-        assert named - {"on", "NAME"} <= sessions, page  # "on" is prose after a name, NAME a placeholder
+        for option, known in sessions.items():
+            named = {x for found in re.findall(rf'nox {option}-s "?([a-z0-9_ ]+)', text) for x in found.split()}
+            assert named - {"on", "NAME"} <= known, page  # "on" is prose after a name, NAME a placeholder
         folders = "tests|benchmarks|examples|demo|docs|conformance|posenc_jax"
         for path in re.findall(rf"`(?:python )?((?:{folders})/[\w/-]*(?:\.\w+)?)", text):
             assert (ROOT / path).exists(), f"{page}: {path}"
@@ -31,9 +35,3 @@ def test_actions_are_pinned_by_their_commit():
     workflows = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
     used = re.findall(r"uses: (?!\./)(.*)", workflows)
     assert used and [use for use in used if not re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", use)] == []
-
-
-def test_references_of_the_paper_are_in_its_bibliography():
-    assert {*re.findall(r"@(\w+)", text_of("paper/paper.md"))} == {
-        *re.findall(r"@\w+\{(\w+)", text_of("paper/paper.bib"))
-    }

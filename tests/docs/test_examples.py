@@ -1,6 +1,6 @@
 """The models of `examples/`: vit, t5 and dit run from the command line, and vit learns at two resolutions.
 
-`nox -s parity` compares T5 and the decoder with transformers.
+`nox -f maintenance.py -s parity` compares T5 and the decoder with transformers.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Functions of pages that no assertion on the page checks give the right values, here at other settings.
 
 The truth is float64 NumPy (oracles), or what the authors' own code computed (oracles/recorded). `nox -s docs` runs each
-block at the page's settings with its assertions, and `nox -s package` runs the blocks of README.
+block at the page's settings with its assertions, and `nox -f maintenance.py -s package` runs the blocks of README.
 """
 
 import functools

@@ -1,4 +1,7 @@
-"""Hostile input: how much of it tests try, and a count of it. POSENC_HOSTILE=N multiplies it (`nox -s fuzz`)."""
+"""Hostile input: how much of it tests try, and a count of it.
+
+POSENC_HOSTILE=N multiplies it (`nox -f maintenance.py -s fuzz`).
+"""
 
 from __future__ import annotations
 

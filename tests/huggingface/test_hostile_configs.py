@@ -1,7 +1,7 @@
 """A config broken at random gives a plan that is right by the formulas, or an error that names a key.
 
-POSENC_HOSTILE=N multiplies the number of configs (`nox -s fuzz`). A failure names its case, an integer, of which
-`config_of(case)` makes the config again.
+POSENC_HOSTILE=N multiplies the number of configs (`nox -f maintenance.py -s fuzz`). A failure names its case, an
+integer, of which `config_of(case)` makes the config again.
 """
 
 import copy

@@ -3,7 +3,7 @@
 - Encodings, biases, tables, attention with its gradients, and positions of segments and masks.
 - No operation of a derivative gives NaN on the way to a number, and masked rows leave derivatives alone.
 
-Hypothesis draws the same in every run; POSENC_HOSTILE=N multiplies the draws (`nox -s fuzz`).
+Hypothesis draws the same in every run; POSENC_HOSTILE=N multiplies the draws (`nox -f maintenance.py -s fuzz`).
 """
 
 import math

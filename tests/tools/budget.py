@@ -81,5 +81,5 @@ def main(root: Path = ROOT, lower: bool = False) -> int:
 
 if __name__ == "__main__":
     if sys.version_info < (3, 12):
-        sys.exit("the budget counts tokens as Python 3.12 and later read them: nox --force-python 3.13 -s budget")
+        sys.exit("the budget counts tokens as Python 3.12 and later read them: take `--force-python 3.13`")
     sys.exit(main(lower="--lower" in sys.argv))

@@ -2,8 +2,8 @@
 
     python -I tests/tools/installed.py README.md dist/posenc_jax-….tar.gz
 
-The environment holds the wheel and what it requires, no test tool; `nox -s package` makes one for each Python here, and
-adds matplotlib to it for the examples of figures.
+The environment holds the wheel and what it requires, no test tool; `nox -f maintenance.py -s package` makes one for
+each Python here, and adds matplotlib to it for the examples of figures.
 """
 
 import doctest
@@ -32,7 +32,15 @@ def check_files() -> None:
     assert {"py.typed", "facts.json", "LICENSE", "METADATA"} <= names
     with tarfile.open(SDIST) as archive:
         shipped = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    needed = {"pyproject.toml", "hatch_build.py", "noxfile.py", "README.md", "LICENSE", "tests/conftest.py"}
+    needed = {
+        "pyproject.toml",
+        "hatch_build.py",
+        "noxfile.py",
+        "maintenance.py",
+        "README.md",
+        "LICENSE",
+        "tests/conftest.py",
+    }
     assert needed | {str(file) for file in wheel.files if file.suffix == ".py"} <= shipped
     unwanted = [name for name in shipped if re.match(r"(build|site|\.nox)/|.*__pycache__", name)]
     assert not unwanted, unwanted

@@ -1,12 +1,12 @@
 """The harness and the patches of clients/, tried without the codebases of the clients.
 
 - A replaced function comes back after a trial; the right replacement passes, and a wrong one fails.
-- noxfile, workflow and results list the same clients.
+- Pins, workflow and results list the same clients.
 - A patch replaces a body, and keeps the signature, the docstring and the checks.
 """
 
 import json
-import re
+import tomllib
 import types
 from pathlib import Path
 
@@ -67,20 +67,24 @@ def test_a_wrong_one_and_a_model_without_positions_fail():
     assert not tried(right, textbook)["passed"]  # the control gives the same
 
 
-def test_the_sessions_the_workflow_and_the_table_have_the_same_clients():
-    noxfile, weekly = ((ROOT / name).read_text("utf-8") for name in ("noxfile.py", ".github/workflows/weekly.yml"))
-    (listed,) = re.findall(r"^CLIENTS = \{(.*?)^\}", noxfile, re.M | re.S)
-    assert tuple(re.findall(r'^    "(\w+)":', listed, re.M)) == run.NAMES
+def test_the_pins_the_workflow_and_the_table_have_the_same_clients():
+    weekly = (ROOT / ".github/workflows/weekly.yml").read_text("utf-8")
+    pins = tomllib.loads((ROOT / "clients/pins.toml").read_text("utf-8"))
+    assert tuple(pins) == run.NAMES
     assert f"client: [{', '.join(run.NAMES)}]" in weekly
     assert (ROOT / "clients/results/table.md").read_text("utf-8") == run.table()
     for name in run.NAMES:
         written = json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))
         assert written["models"] and all(model["passed"] for model in written["models"])
         if "--source" not in written["command"]:
-            assert f"{written['package']}=={written['version']}" in listed
+            assert f"{written['package']}=={written['version']}" in pins[name]["packages"]
             continue
-        (commit,) = re.findall(rf'"{name}": \("{written["package"]}", "(\w{{40}})"\)', noxfile)
-        assert commit.startswith(written["version"]) and f"commit: {commit}\n" in weekly
+        repository, commit = pins[name]["checkout"]
+        assert (
+            repository == written["package"]
+            and commit.startswith(written["version"])
+            and f"commit: {commit}\n" in weekly
+        )
 
 
 # Patches: code of a client, whose method is replaced, and the code that replaces it

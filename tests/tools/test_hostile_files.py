@@ -2,7 +2,7 @@
 
 An index of weights may name files beside it alone.
 
-POSENC_HOSTILE=N multiplies the number of files (`nox -s fuzz`); every draw is the same in every run.
+POSENC_HOSTILE=N multiplies the number of files (`nox -f maintenance.py -s fuzz`); every draw is the same in every run.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""Two versions of the site side by side, as `nox -s versions` puts them: a selector leads from one to the other."""
+"""Two versions of the site side by side (`nox -f maintenance.py -s versions`): a selector leads to the other."""
 
 import json
 import os

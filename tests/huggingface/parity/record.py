@@ -2,7 +2,7 @@
 
 A case in a file is its inputs. The recorder, a function of a module below with the name of the file, takes them and
 returns the rest as numbers or arrays. To record another case, write its inputs into the file and run this, as
-`nox -s parity -- --record` does. `SOURCE=FILE` names code of authors to run too, see `authors.py`.
+`nox -f maintenance.py -s parity -- --record` does. `SOURCE=FILE` names code of authors to run too, see `authors.py`.
 """
 
 import importlib

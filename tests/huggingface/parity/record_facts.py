@@ -1,7 +1,7 @@
 """Writes posenc_jax/hf/facts.json: what transformers does for each model type, by its class and code, not its config.
 
-`nox -s parity -- --facts` runs this with the installed release. `nox -s parity -- --newest` prints, as Markdown, what
-the newest release would change.
+`nox -f maintenance.py -s parity -- --facts` runs this with the installed release. `nox -f maintenance.py -s parity --
+--newest` prints, as Markdown, what the newest release would change.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from posenc_jax.hf._towers import TOWERS
 PATH = Path(_models.__file__).parent / "facts.json"
 ABOUT = {
     "about": "What transformers does for each model type that no config says; what is usual is left out.",
-    "command": "nox -s parity -- --facts",
+    "command": "nox -f maintenance.py -s parity -- --facts",
     "transformers": transformers.__version__,
 }
 SCALES = "query_pre_attn_scalar", "attention_multiplier"

@@ -16,7 +16,9 @@ import transformers
 def test_facts_json_is_what_the_recorder_finds_in_the_release_it_names():
     recorded, release = record_facts.read()
     if release != transformers.__version__:
-        pytest.skip(f"facts.json is of transformers {release}: `nox -s parity -- --newest` shows what another changes")
+        pytest.skip(
+            f"facts.json is of transformers {release}: the session `parity -- --newest` shows what another changes"
+        )
     logging.disable(logging.CRITICAL)
     with warnings.catch_warnings(action="ignore"):
         found = json.loads(json.dumps(record_facts.facts()))  # with lists for tuples, as in the file

@@ -1,6 +1,6 @@
 """Encodings of spectra that are drawn at random, of every kind, are those of mpmath.
 
-POSENC_HOSTILE=N multiplies the number of spectra (`nox -s fuzz`).
+POSENC_HOSTILE=N multiplies the number of spectra (`nox -f maintenance.py -s fuzz`).
 """
 
 import jax
