@@ -25,5 +25,5 @@ def test_what_is_recorded_names_its_source():
     assert not [name for name, text in texts.items() if len(text["about"]) < 20]
     del texts["notebook_values"]  # written by hand, without a command
     assert not [
-        name for name, text in texts.items() if "nox -f maintenance.py -s parity -- --record" not in text["command"]
+        name for name, text in texts.items() if "-s parity -- --record" not in text["command"]
     ]
