@@ -332,15 +332,16 @@ def readme(page, result):
         written[label] = [f"{found[n]:{'.1e' if found[n] < 1 else '.1f'}}" if n in found else "" for n in peers]
     entries = {entry["name"]: medians(entry) for entry in result["speed"]}
     turned = entries["rotary, (1,4096,32,128), float32, half"]
-    written["Time of RoPE, float32, in copies of its input"] = [short(turned[n]) if n in turned else "" for n in peers]
+    written["Time of RoPE in float32, where copying its input takes 1"] = [
+        short(turned[n]) if n in turned else "" for n in peers
+    ]
     for label, (ours, nnx, llama) in written.items():
         page = replaced(page, label, f"{ours} | {nnx} | | {llama} |")
     turned = entries["rotary, (1,4096,32,128), bfloat16, half"]
     best = min(turned.keys() - {OURS}, key=turned.get)
     beside = f"{short(turned[best])}, {report.title(best)}, the fastest other"
-    page = replaced(
-        page, "RoPE, bfloat16, (1,4096,32,128)", f"{short(turned[OURS])} copies | {beside} | `nox -s bench` |"
-    )
+    label = "Time of RoPE in bfloat16, (1,4096,32,128), where copying takes 1"
+    page = replaced(page, label, f"{short(turned[OURS])} | {beside} | `nox -s bench` |")
     noisy = np.nanmedian([noise(entry) for entry in result["speed"]])
     where = f"Measured on {result['device']}, where two equal copies differ by {noisy:.0%}"
     return re.sub(r"^Measured on .*?(?=, not on a GPU)", where, page, flags=re.MULTILINE)

@@ -24,6 +24,4 @@ def test_what_is_recorded_names_its_source():
     texts |= {path.stem: recorded.read(path.stem) for path in recorded.FOLDER.glob("*.json")}
     assert not [name for name, text in texts.items() if len(text["about"]) < 20]
     del texts["notebook_values"]  # written by hand, without a command
-    assert not [
-        name for name, text in texts.items() if "-s parity -- --record" not in text["command"]
-    ]
+    assert not [name for name, text in texts.items() if "-s parity -- --record" not in text["command"]]
