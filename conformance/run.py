@@ -1,16 +1,18 @@
 """Runs the vectors through libraries: `python -m conformance.run --adapter NAME … [--markdown FILE]`.
 
-Prints tables, and for each failure a line that runs its case again. A failure counts as "float32 phases" if rounding
-position times frequency to float32 explains an error of that size, and as "beyond float32 phases" if that rounding may
-reach a radian, which explains any error. Every other failure is run again in new processes: if the case fails only when
-run after others, as with a table that a library keeps from an earlier case, its line names them. Exits with 1 if a case
-failed, except with --markdown, which asks for the tables alone.
+A name is that of a module of adapters/, or the path of a Python file, such as mine.py. Prints tables, and for each
+failure a line that runs its case again. A failure counts as "float32 phases" if rounding position times frequency to
+float32 explains an error of that size, and as "beyond float32 phases" if that rounding may reach a radian, which
+explains any error. Every other failure is run again in new processes: if the case fails only when run after others,
+as with a table that a library keeps from an earlier case, its line names them. Exits with 1 if a case failed, except
+with --markdown, which asks for the tables alone.
 """
 
 import argparse
 import datetime
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import subprocess
@@ -59,7 +61,7 @@ def judge(case, adapter):
 
 
 def versions(adapter):
-    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in adapter.PACKAGES)
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in adapter.PACKAGES) or adapter.NAME
 
 
 def cell(outcomes):
@@ -154,10 +156,21 @@ def report(adapters, results):
     return "\n\n".join(parts) + "\n"
 
 
+def loaded(name):
+    """The adapter of this name or in this file, which need not have NAME and PACKAGES."""
+    if not name.endswith(".py"):
+        return importlib.import_module(f"conformance.adapters.{name}")
+    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    adapter = importlib.util.module_from_spec(spec)
+    adapter.NAME, adapter.PACKAGES = Path(name).stem, ()
+    spec.loader.exec_module(adapter)
+    return adapter
+
+
 def main(arguments=None):
     """Runs it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m conformance.run", description=__doc__)
-    parser.add_argument("--adapter", nargs="+", required=True, choices=ADAPTERS)
+    parser.add_argument("--adapter", nargs="+", required=True, help=f"of {', '.join(ADAPTERS)}, or a file")
     parser.add_argument("--case", nargs="+", help="names of cases, in order, else all")
     parser.add_argument("--markdown", type=Path, help="write the tables and failures there")
     options = parser.parse_args(arguments)
@@ -165,10 +178,12 @@ def main(arguments=None):
     if unknown := set(options.case or ()) - set(cases):
         parser.error(f"no case {', '.join(sorted(unknown))}")
     chosen = [cases[name] for name in options.case or cases]
+    if unknown := {name for name in options.adapter if not name.endswith(".py")} - {*ADAPTERS}:
+        parser.error(f"no adapter {', '.join(sorted(unknown))}: there are {', '.join(ADAPTERS)}, or pass a file")
     adapters = {}
     for name in options.adapter:
         try:
-            adapters[name] = importlib.import_module(f"conformance.adapters.{name}")
+            adapters[name] = loaded(name)
         except ModuleNotFoundError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
     if not adapters:

@@ -137,6 +137,19 @@ def test_the_program_reports_a_failure_and_how_to_repeat_it(monkeypatch, capsys,
     assert run.main(arguments) == 0
 
 
+def test_an_adapter_may_be_a_file(capsys, tmp_path):
+    mine, case = tmp_path / "mine.py", "sinusoidal-64-10000-interleaved-near"
+    mine.write_text(
+        "from oracles.encodings import encode\n\n\ndef sinusoidal(positions, width, base, layout, **_):\n"
+        "    return encode(positions, width, base, layout)\n"
+    )
+    assert run.main(["--adapter", str(mine), "--case", case]) == 0
+    assert f"{case}: passed" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        run.main(["--adapter", "mine"])
+    assert "no adapter mine: there are posenc_jax, " in capsys.readouterr().err
+
+
 def test_neither_the_runner_nor_the_formulas_import_a_library():
     code = "import sys, conformance.run, conformance.vectors; print({'posenc_jax', 'jax', 'torch'} & set(sys.modules))"
     folder = vectors.FOLDER.parents[1]
