@@ -57,10 +57,19 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Builds the site into site/, checks code, links and names, 4 minutes; with Chromium opens each page, 5 more."""
+    """Builds and checks the site, 4 minutes; with Chromium opens each page, 5 more; `-- --serve` shows it as you write.
+
+    Then it builds in half a minute, without checks, and again after each change. Figures and what code prints are those
+    of the last whole build.
+    """
     # CHROMIUM names another browser, or none if it is empty.
     browser = os.environ.get("CHROMIUM", shutil.which("chromium") or shutil.which("google-chrome"))
     install(session, "-e", ".[plot]", *group("docs-browser" if browser else "docs"))
+    if "--serve" in session.posargs:
+        watch = [option for folder in ("posenc_jax", "docs") for option in ("--watch", folder)]
+        serving = {"NO_MKDOCS_2_WARNING": "1", "CHECK_INCLUDES": "false"}
+        session.run("mkdocs", "serve", "--no-strict", *watch, env=serving)
+        return
     session.log("1 of 5: draws the figures")
     session.run("python", "docs/figures.py")
     session.log("2 of 5: runs the code of every page, three minutes")

@@ -44,12 +44,12 @@ def result_table(results: dict[str, Any]) -> str:
     beyond = f"positions from {results['setup']['length']} on, against the same bytes in windows of {lengths[0]}"
     body = ""
     for name, variant in variants.items():
-        cells = "".join(cell(window) for window in variant["windows"].values()) + verdict(variant["beyond"])
+        cells = verdict(variant["beyond"]) + "".join(cell(window) for window in variant["windows"].values())
         seconds = results["seconds"][name]["training"]
         training = f"none<br><small>weights: {variants[variant['weights']]['label']}</small>"
         body += f'<tr><th scope="row">{escape(variant["label"])}</th>{cells}<td>{variant["parameters"]:,}</td>'
         body += f"<td>{training if seconds is None else f'{seconds:.0f} s'}</td></tr>"
-    columns = ["model", *(f"{n} bytes" for n in lengths), beyond, "parameters", "training"]
+    columns = ["model", beyond, *(f"{n} bytes" for n in lengths), "parameters", "training"]  # the verdict fits a phone
     header = "".join(f'<th scope="col">{name}</th>' for name in columns)
     return scroll("Held-out bits per byte by length of the window; fewer are better", header, body)
 
