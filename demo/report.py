@@ -136,9 +136,10 @@ def page(results: dict[str, Any], tables: dict[str, np.ndarray]) -> str:
 <body>
 <main>
 <h1>Positions in a small Transformer</h1>
-<p class="lede">{words.summary(results)}</p>
+<p class="lede">{words.finding(results)}</p>
 <section><h2>Held-out bits per byte, within the training length and beyond</h2>
 {figure["results"]}
+{f"<p>{words.setting(results)}</p>" if results["variants"] else ""}
 {result_table(results) if results["variants"] else "<p>No model is finished yet.</p>"}
 {words.measured(results) if results["variants"] else ""}
 </section>

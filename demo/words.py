@@ -14,22 +14,12 @@ def lengths_of(results: dict[str, Any]) -> list[str]:
     return list(next(iter(results["variants"].values()))["windows"]) if results["variants"] else []
 
 
-def summary(results: dict[str, Any]) -> str:
-    """What was done, what came out, and what is still to come."""
-    data, variants, left = results["data"], results["variants"], coming(results)
+def finding(results: dict[str, Any]) -> str:
+    """What came out beyond the training length, and what is still to come."""
+    variants, parts = results["variants"], []
     if not variants:
-        return left
+        return coming(results)
     short, *_, long = lengths_of(results)
-    cost = {v["label"]: v["windows"][short]["bits_per_byte"] for v in variants.values() if v["training"]}
-    best, worst = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
-    span = f"from {cost[best]:.2f} bits with {best} to {cost[worst]:.2f} with {worst}"
-    parts = [
-        f"A small Transformer learned to predict the next byte of the {data['text']}, in {results['steps']} steps on "
-        f"windows of {short} bytes, once with each of: {listing(cost)}. All else was the same, initial weights and "
-        "batches included. In windows of that length, from files that it had not seen, a byte then cost "
-        + (span if len(cost) > 1 else f"{cost[best]:.2f} bits with {best}")
-        + ". Fewer are better."
-    ]
     groups: dict[str, list[str]] = {"gains": [], "keeps": [], "loses": []}
     for variant in variants.values():
         if change := variant["beyond"]:
@@ -41,13 +31,28 @@ def summary(results: dict[str, Any]) -> str:
         lowest = min(answers, key=lambda answer: answer["beyond"])
         parts.append(
             f"<strong>Beyond the training length</strong>, at positions from {short} on in windows of {long}, bytes "
-            f"cost, beside the same bytes in windows of {short}: {found}. They cost the fewest, "
+            f"cost {found}, beside the same bytes in windows of {short}. They cost the fewest, "
             f"{lowest['beyond']:.2f}, with {lowest['label']}."
         )
     none = [variant["label"] for variant in variants.values() if variant["beyond"] is None]
     if none:
         parts.append(f"There is no answer beyond {short} bytes with {listing(none)}: the table has no more rows.")
-    return " ".join([*parts, left] if left else parts)
+    return " ".join(filter(None, [*parts, coming(results)]))
+
+
+def setting(results: dict[str, Any]) -> str:
+    """What was done, and what a byte costs within the training length."""
+    data, variants, short = results["data"], results["variants"], lengths_of(results)[0]
+    cost = {v["label"]: v["windows"][short]["bits_per_byte"] for v in variants.values() if v["training"]}
+    best, worst = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
+    span = f"from {cost[best]:.2f} bits with {best} to {cost[worst]:.2f} with {worst}"
+    return (
+        f"A small Transformer learned to predict the next byte of the {data['text']}, in {results['steps']} steps on "
+        f"windows of {short} bytes, once with each of: {listing(cost)}. All else was the same, initial weights and "
+        "batches included. In windows of that length, from files that it had not seen, a byte then cost "
+        + (span if len(cost) > 1 else f"{cost[best]:.2f} bits with {best}")
+        + ". Fewer are better."
+    )
 
 
 def coming(results: dict[str, Any]) -> str:
