@@ -1,5 +1,7 @@
 r"""Attention layers whose scores multiply what a token is by how far the other one stands, with transformers' weights.
 
+To be copied, a function at a time.
+
 Scores are $c\,q_i \cdot k_j + b(i, j)$, where the bias is a product of the query or the key with a row of a table for
 the offset $i - j$. `pe.attention` gives a tile's queries and keys to `pe.content_bias`, which computes the bias of that
 tile. No array of queries by keys exists: memory is linear in the length, in the derivative too.

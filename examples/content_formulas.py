@@ -1,5 +1,7 @@
 """The layers of `content_attention.py` written plainly in NumPy: float64, every score in memory.
 
+To be read beside it, and to test copies of it.
+
 Where an offset has a row of a table, `table[row]` holds that row for every query and key.
 """
 

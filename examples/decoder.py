@@ -1,4 +1,4 @@
-"""One decoder for nine families, told apart by their config.
+"""One decoder for nine families, told apart by their config: to be copied, or imported from this folder.
 
 They are Llama, Mistral, Qwen3, Gemma 3, SmolLM3, Cohere2, OLMo 3, GPT-NeoX, and DeepSeek without experts.
 

@@ -1,5 +1,7 @@
 r"""Latent attention as in DeepSeek V2 and V3, for `decoder.py`: one small key for all heads is all that a cache keeps.
 
+To be copied with `decoder.py`, which imports it.
+
 A token has a latent $c$ and one rotated key $k^R$, shared by the heads. Head $h$ would expand the latent to a key
 $W^K_h c$ and a value $W^V_h c$. Since
 
