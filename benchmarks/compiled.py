@@ -1,8 +1,8 @@
 """What the compilers of TPUs and of an H200 make of the library and of its peers, without devices.
 
-`python benchmarks/compiled.py [--target v5e v6e | --target h200] [--quick] [--json PATH]`; `nox -f maintenance.py -s
-bench_compiled` runs it in the environments that the compilers need. The compilers are the real ones and only the
-running is missing:
+`python benchmarks/compiled.py [--target v5e v6e | --target h200] [--quick] [--json PATH]`;
+`nox -f maintenance.py -s bench_compiled` runs it in the environments that the compilers need. The compilers are the
+real ones and only the running is missing:
 
     cycles        as the TPU compiler estimates them, over those of an elementwise copy of the result's size or, for a
                   table, of a fill; transfers to and from faster memory, which have no estimate, at the copy's rate.

@@ -85,7 +85,7 @@ def test_each_block_uses_names_that_its_reader_has_seen(page):
                 assert undefined_names("\n".join([*seen, code])) == set(), code
 
 
-def test_names_of_closed_folds_and_other_tabs_are_missed():
+def test_undefined_names_closed_folds_and_tabs_are_found():
     assert undefined_names("a = b; b = 1") == {"b"}
     page = '??? note\n\n    ```python\n    a = 1\n    ```\n\n=== "x"\n\n    ```python\n    b = 2\n    ```\n'
     (_, folds, _), (_, _, tabs) = blocks_of(page)

@@ -188,6 +188,16 @@ def test_a_sliding_cache_behind_sinks():
         assert_within(out, want, 3e-6, against=f"float64, step {n}")
 
 
+def test_decoding_with_a_cache_of_rotated_keys():
+    step, cache = (
+        jax.jit(recipe("decode(cache", rotate=rotate)),
+        (np.zeros((BATCH, SEQ, HEADS, WIDTH), np.float32),) * 2,
+    )
+    for p in range(3):
+        cache, out = step(cache, *(x[:, p : p + 1] for x in (Q, K, V)), p)
+        assert_within(np.asarray(out)[:, 0], WHOLE[:, p], 3e-6)
+
+
 def test_a_paged_cache_of_rows_at_different_positions():
     step, cache = jax.jit(recipe("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH), np.float32),) * 2
     rows = np.arange(BATCH)

@@ -101,6 +101,7 @@ def test_layers_rotate_and_scale_queries_where_those_of_transformers_do(name):
         assert plan.softmax_scale == pytest.approx(scale, rel=1e-15)
         assert ours.head_dim == theirs["q_attended"].shape[-1]
         assert (ours.rotary_dim > 0) == theirs["turns"]
+        np.testing.assert_array_equal(theirs["k_attended"], theirs["k_rotated"])  # of the data: keys have no scale
         query, rtol = theirs["q_rotated"], 0  # without a scale, their attention gets the rotated query
         if ours.query_scale:
             scale = np.asarray(jax.jit(ours.query_scale)(model["scale_positions"]))

@@ -33,8 +33,7 @@ def positions_of_queries(plan, case, layer):
     """Those of the queries of a layer, (tokens, axes)."""
     images = []
     for shape in shapes_of(case):
-        # VideoLLaMA 3 gets a merge size with each input: here 1 for images and 2 for videos, one
-        # less than the axes.
+        # VideoLLaMA 3 gets a merge size with each input: here 1 for images and 2 for videos, the axes but one.
         options = {"merge_size": len(shape) - 1} if case["config"]["model_type"] == "video_llama_3_vision" else {}
         images.append(plan.positions(shape, layer, **options))
     return np.concatenate(images)

@@ -129,7 +129,7 @@ def test_vmap_adds_no_operation_that_copies(name):
 @on_a_cpu
 def test_a_gradient_under_vmap_keeps_the_result_and_its_cotangent():
     """In float32, for derivatives by x, positions and frequencies of each row of the batch."""
-    most = 2.1 if jax.__version_info__ >= (0, 10, 2) else 3.2  # two of x's size and a tenth; XLA once kept a third
+    most = 2.1 if jax.__version_info__ >= (0, 10, 2) else 3.2  # of x's size: two, and a tenth; before, XLA kept a third
     x, p = jax.ShapeDtypeStruct((8, 1, 256, 16, 64), jnp.bfloat16), jax.ShapeDtypeStruct((256,), jnp.float32)
     w = jax.ShapeDtypeStruct((8, 32), jnp.float32)
     rotate = jax.vmap(lambda x, p, w: pe.rotary(x, p, w, head_axis=-2), (0, None, 0))
@@ -148,9 +148,8 @@ def test_a_scan_computes_cosines_and_sines_once_outside_its_loop(layout, dtype):
     x, p = jax.ShapeDtypeStruct((8, 1, 4, 64), dtype), jax.ShapeDtypeStruct((8, 1), jnp.int32)
     text = jax.jit(layers).lower(x, p).compile().as_text()
     computations = dict(re.findall(r"^(?:ENTRY )?%([\w.]+) [^\n]*\{\n(.*?)^\}", text, re.M | re.S))
-    sines = {
-        name for name, code in computations.items() if re.search(r"= s32\S* abs\(", code)
-    }  # only a sine takes |phase|
+    # Only a sine takes |phase|, of an int32.
+    sines = {name for name, code in computations.items() if re.search(r"= s32\S* abs\(", code)}
     # The computations that the only loop calls, directly or through others
     inside, left = set(), re.findall(r" while\(.*body=%([\w.]+)", text)
     assert sines and len(left) == 1

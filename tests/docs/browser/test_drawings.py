@@ -288,6 +288,5 @@ def test_a_click_chooses_a_patch_and_shows_its_likeness(story):
     alike = encoding @ encoding[at] / 32
     assert said(story, "grid") == pytest.approx([alike[at + 1], alike[at + 16]], abs=0.0051)
     fills = [re.findall(r"\d+", fill) for fill in drawn(story, "grid", "rect[fill]", "e.getAttribute('fill')")]
-    assert (
-        np.abs(np.array(fills, int) - colours("viridis", (alike + 0.5) / 1.5)).max() < 20
-    )  # of 255: the page interpolates ten colours
+    # Of 255: the page interpolates ten colours.
+    assert np.abs(np.array(fills, int) - colours("viridis", (alike + 0.5) / 1.5)).max() < 20

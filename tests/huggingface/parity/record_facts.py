@@ -1,7 +1,7 @@
 """Writes posenc_jax/hf/facts.json: what transformers does for each model type, by its class and code, not its config.
 
-`nox -f maintenance.py -s parity -- --facts` runs this with the installed release. `nox -f maintenance.py -s parity --
---newest` prints, as Markdown, what the newest release would change.
+`nox -f maintenance.py -s parity -- --facts` runs this with the installed release. With `--newest` instead of `--facts`,
+it prints, as Markdown, what the newest release would change.
 """
 
 import contextlib

@@ -61,7 +61,7 @@ def test_buckets_are_those_of_transformers(peer):
 
 # rows, max_distance
 SMALL = [(2, 500), (3, 2), (7, 4), (16, 9), (31, 500)]
-POWERS = [(10, 5 * 3**5)]  # where buckets begin exactly at powers
+POWERS = [(10, 5 * 3**5), (48, 81)]  # where buckets begin exactly at powers
 LARGE = [(3, (2**32 - 1) ** 2), (3, (2**32 - 1) ** 2 + 1)]  # the last bucket begins at 2³² − 1, and beyond
 
 
