@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("posenc_jax/__init__.py", "CITATION.cff", "CHANGELOG.md", "docs/releases.md")
+FILES = ("posenc_jax/__init__.py", "CITATION.cff", "CHANGELOG.md", "docs/releases.md", "README.md")
 
 
 def only(pattern: str, text: str, what: str) -> str:
@@ -20,7 +20,7 @@ def only(pattern: str, text: str, what: str) -> str:
     return found[1]
 
 
-def notes(package: str, citation: str, changelog: str, page: str, tag: str | None = None) -> str:
+def notes(package: str, citation: str, changelog: str, page: str, readme: str, tag: str | None = None) -> str:
     """The changelog's section of the version, if the texts of FILES agree on it and are ready for the tag."""
     version = only(r'^__version__ = "([^"]+)"', package, f"__version__ in {FILES[0]}")
     cited = only(r"^version: (\S+)$", citation, f"version in {FILES[1]}")
@@ -31,6 +31,8 @@ def notes(package: str, citation: str, changelog: str, page: str, tag: str | Non
     if tag:
         if tag != f"v{version}":
             raise ValueError(f"the tag is {tag}, and the version {version}")
+        if "pip install ." in readme:
+            raise ValueError(f"{FILES[4]} installs a clone, and not the release")
         date = only(r"^date-released: (\d{4}-\d\d-\d\d)$", citation, f"date-released in {FILES[1]}")
         if said != date:
             raise ValueError(f"{FILES[1]} says that {version} is of {date}, and {FILES[2]} {said}")

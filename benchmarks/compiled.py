@@ -167,13 +167,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=["v5e", "v6e"])
     parser.add_argument("--quick", action="store_true", help="a few cases, and no file unless --json names one")
-    parser.add_argument("--json", type=Path, help="where figures are written; benchmarks/results/compiled.json")
+    parser.add_argument("--json", type=Path, help="where figures are written; build/compiled.json")
     options = parser.parse_args()
     lost, tied = [], []
     for name in options.target:
         figures = measure(make_target(name), QUICK if options.quick else CASES)
         print(f"## {name}\n\n{markdown(HEAD, [row(f) for f in figures])}\n", flush=True)
-        if path := options.json or (None if options.quick else HERE / "results" / "compiled.json"):
+        if path := options.json or (None if options.quick else HERE.parent / "build" / "compiled.json"):
             write(path, name, figures)
         lost += below(figures, 1 - TIE)
         tied += [f for f in below(figures, 1 + TIE) if f not in lost]

@@ -47,7 +47,8 @@ def result_table(results: dict[str, Any]) -> str:
         cells = verdict(variant["beyond"]) + "".join(cell(window) for window in variant["windows"].values())
         seconds = results["seconds"][name]["training"]
         training = f"none<br><small>weights: {variants[variant['weights']]['label']}</small>"
-        body += f'<tr><th scope="row">{escape(variant["label"])}</th>{cells}<td>{variant["parameters"]:,}</td>'
+        label = words.link(name, escape(variant["label"]))
+        body += f'<tr><th scope="row">{label}</th>{cells}<td>{variant["parameters"]:,}</td>'
         body += f"<td>{training if seconds is None else f'{seconds:.0f} s'}</td></tr>"
     columns = ["model", beyond, *(f"{n} bytes" for n in lengths), "parameters", "training"]  # the verdict fits a phone
     header = "".join(f'<th scope="col">{name}</th>' for name in columns)

@@ -9,6 +9,24 @@ import numpy as np
 
 import posenc_jax as pe
 
+# Where each encoding was published, on arXiv.
+PAPERS = {
+    "sinusoidal": "1706.03762",
+    "learned": "1705.03122",
+    "rotary": "2104.09864",
+    "yarn": "2309.00071",
+    "alibi": "2108.12409",
+    "t5": "1910.10683",
+    "kerple": "2205.09921",
+    "fire": "2310.04418",
+    "pope": "2509.10534",
+}
+
+
+def link(name: str, text: str) -> str:
+    """The text, as a link to the encoding's paper if it has one."""
+    return f'<a href="https://arxiv.org/abs/{PAPERS[name]}">{text}</a>' if name in PAPERS else text
+
 
 def lengths_of(results: dict[str, Any]) -> list[str]:
     return list(next(iter(results["variants"].values()))["windows"]) if results["variants"] else []
@@ -131,13 +149,14 @@ def yarn(results: dict[str, Any]) -> str:
         before, after = (round(variants[name]["windows"][n]["bits_per_byte"], 3) for name in ("rotary", "yarn"))
         verdict = "fewer" if after < before else "more" if after > before else "as many"
         outcome.append(f"{after:.3f} bits instead of {before:.3f} in windows of {n} bytes ({verdict})")
+    paper = link("yarn", "Peng et al., “YaRN: Efficient Context Window Extension of Large Language Models”")
     return f"""<p>“Rotary + YaRN” is the rotary model as it was trained, without a further step. For windows of s times
-the training length, its frequencies are exchanged for those of YaRN (Peng et al., “YaRN: Efficient Context Window
-Extension of Large Language Models”, 2023, sections 3.2 and 3.4). Pairs of features that turn less than once in a
-training window would come to angles that no batch had, so they turn s times more slowly; the fastest stay as they are,
-to tell neighbours apart; along the ramp between, each pair is slowed more than the one before. And as attention spreads
-over more bytes, scores are multiplied by (0.1 ln s + 1)², {sharper}: a lower temperature of the softmax. With s = 1
-nothing changes, so the result in windows of {short} bytes is that of rotary positions by construction.</p>
+the training length, its frequencies are exchanged for those of YaRN ({paper}, 2023, sections 3.2 and 3.4). Pairs of
+features that turn less than once in a training window would come to angles that no batch had, so they turn s times more
+slowly; the fastest stay as they are, to tell neighbours apart; along the ramp between, each pair is slowed more than
+the one before. And as attention spreads over more bytes, scores are multiplied by (0.1 ln s + 1)², {sharper}: a lower
+temperature of the softmax. With s = 1 nothing changes, so the result in windows of {short} bytes is that of rotary
+positions by construction.</p>
 <p>YaRN’s constants were chosen for Llama models, with some training after the exchange; here they are used as they are,
 with none. They leave a pair alone from 32 turns in a training window on. Here the fastest of {plain.num_pairs} pairs
 makes {length / plain.wavelengths[0]:.0f}, so the ramp begins at that one. Left alone: {kept}; on the ramp:

@@ -17,6 +17,7 @@ import textwrap
 from typing import Any
 
 DOCS = pathlib.Path(__file__).parent
+README = DOCS.parent / "README.md"
 INCLUDES = DOCS.parent / "build" / "docs"
 FOLDER = DOCS / "downloads"
 LEARN = (
@@ -27,9 +28,8 @@ LEARN = (
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flags=re.MULTILINE | re.DOTALL)
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
 INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)(?::(?P<section>[\w-]+))?"')
-DRAWN = re.compile(
-    r"\s*!\[(?P<alt>[^\]]*)\]\((?P<file>(?:\.\./)?figures/\w+\.svg)\)\n?"
-)  # not by a drawing of the site
+# Not by a drawing of the site.
+DRAWN = re.compile(r"\s*!\[(?P<alt>[^\]]*)\]\((?P<file>(?:\.\./)?figures/\w+\.svg)\)\n?")
 OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w.]+)"\n(?(fence)```\n?)')
 NOT_RUN = re.compile(r"^``` *\{ *\.(\w+)[^}\n]*\}$", flags=re.MULTILINE)  # code that is shown alone
 _ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
@@ -154,14 +154,20 @@ def cells(page: pathlib.Path) -> list[dict[str, Any]]:
     return result + ([markdown(last)] if last else [])
 
 
+def requirement() -> str:
+    """What pip installs, with the extra `plot`: as README says, but from the repository's address if it is known."""
+    name = re.search(r"pip install (\S+)", README.read_text(encoding="utf-8"))[1]
+    repository = os.environ.get("REPO_URL", "").rstrip("/")
+    if name == "." and repository:
+        return f'"posenc_jax[plot] @ git+{repository}"'
+    return f'"{name}[plot]"' + "  # in a clone of the repository" * (name == ".")
+
+
 def notebook(page: pathlib.Path) -> dict[str, Any]:
     """The notebook of a page, in version 4.5 of the format."""
-    repository = os.environ.get("REPO_URL", "").rstrip("/")
-    source = f'"posenc_jax[plot] @ git+{repository}"' if repository else '".[plot]"'
-    where = "" if repository else ", in a clone of the repository"
     first, *rest = cells(page)
     title, _, below = first["source"].partition("\n")
-    install = code(f"# Where the library is missing{where}:\n# %pip install {source} jax flax matplotlib")
+    install = code(f"# Where the library is missing:\n# %pip install {requirement()}")
     found = [markdown(title), install, *([markdown(below.strip("\n"))] if below.strip() else []), *rest]
     return {
         "cells": [{"id": f"cell-{i}", **cell} for i, cell in enumerate(found)],

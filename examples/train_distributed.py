@@ -10,7 +10,8 @@ dies, the launcher ends the others and says which one died, after which step, an
 
 The models predict the next byte of the source code of Python's standard library, so nothing is downloaded. The losses,
 in bits per byte, go to standard output as lines of JSON, everything else to standard error. Each process writes to
-process-N.log beside the checkpoints, or in a temporary folder, which stays after an error.
+process-N.log beside the checkpoints, or in a temporary folder, which stays after an error. A hundred steps of the
+model with rotary positions, the default, take less than a minute on two cores.
 """
 
 from __future__ import annotations

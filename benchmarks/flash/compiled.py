@@ -5,6 +5,9 @@ mpmath and the packages of the session `compile` for CUDA but nvidia-nvjitlink, 
 `setmaxnreg`. FILE keeps what it has of other cases. Instructions are those of the loops over tiles, in the order of the
 code: tiles without a mask, then those with one, and in `d_key_value`, whose rows are keys, the other way round; of
 given positions or a window, with one, without one, with one. A warp takes them for all its scores. They are not time.
+
+It fails if a case does not compile, if registers spill, or if a block needs more than the 227 KB of shared memory that
+it has on an H100 or H200.
 """
 
 from __future__ import annotations
@@ -94,6 +97,18 @@ def _most(loop: dict[str, int]) -> dict[str, int]:
     return {k: v for n, (k, v) in enumerate(loop.items()) if k != "all" and (n < 10 or k in ("LDL", "STL"))}
 
 
+def faults(case: dict[str, Any]) -> list[str]:
+    """What a case that failed to compile says, or which of its kernels spill or do not fit."""
+    if "failed" in case:
+        return [case["failed"]]
+    kernels = [x for x in (case, *case.values()) if isinstance(x, dict) and "registers" in x]
+    return [
+        f"{x['spilled_bytes']} bytes spilled, {x['shared_bytes']} shared"
+        for x in kernels
+        if x["spilled_bytes"] or x["shared_bytes"] > 227 * 1024
+    ]
+
+
 def main() -> None:
     import cases
     from reference import compact
@@ -126,6 +141,8 @@ def main() -> None:
         arguments.keep.mkdir(parents=True, exist_ok=True)
         for file in Path(DUMP).iterdir():
             (arguments.keep / file.name).write_bytes(file.read_bytes())
+    if wrong := {name: told for name, case in found.items() if (told := faults(case))}:
+        sys.exit(json.dumps(wrong, indent=1))
 
 
 if __name__ == "__main__":

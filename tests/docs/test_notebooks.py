@@ -62,6 +62,22 @@ def cells(tmp_path, monkeypatch):
     return maker.notebook(page)["cells"]
 
 
+@pytest.mark.parametrize(
+    ("command", "repository", "want"),
+    [
+        ("pip install . ", "", '".[plot]"  # in a clone of the repository'),
+        ("pip install . ", "https://example.org/a/b/", '"posenc_jax[plot] @ git+https://example.org/a/b"'),
+        ("pip install posenc_jax\n", "https://example.org/a/b", '"posenc_jax[plot]"'),
+    ],
+)
+def test_a_notebook_installs_what_readme_names(command, repository, want, monkeypatch, tmp_path):
+    maker = program("notebooks")
+    (tmp_path / "README.md").write_text(f"python -m {command}", encoding="utf-8")
+    monkeypatch.setattr(maker, "README", tmp_path / "README.md")
+    monkeypatch.setenv("REPO_URL", repository)
+    assert maker.requirement() == want
+
+
 def test_links_outputs_and_figures_are_where_a_notebook_has_them(cells):
     """Links point to notebooks (rope is one) or the site, those within the page are text, and so is what is not run."""
     title, install, text, code, tab, code_in_tab, rest = cells

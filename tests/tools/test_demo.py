@@ -69,9 +69,11 @@ def test_the_command_measures_all_variants_and_writes_a_page(tmp_path):
     more = {name: variant["parameters"] - variants["none"]["parameters"] for name, variant in variants.items()}
     learned = {"learned": 128 * results["setup"]["width"], "t5": 16 * 4, "kerple": 2 * 4, "pope": 96}
     assert more == dict.fromkeys(NAMES, 0) | learned | {"fire": 32 + 32 + 32 * 4 + 4 + 2}
-    # The page needs nothing beside it, and every image has words for it.
+    # The page needs nothing beside it, its links lead to papers, and every image has words for it.
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert not re.search(r'<script|<link|@import|url\(|(?:src|srcset|href)="(?!data:)', page)
+    assert not re.search(r'<script|<link|@import|url\(|(?:src|srcset)="(?!data:)', page)
+    links = re.findall(r'href="([^"]*)"', page)
+    assert len(links) == 10 and all(re.fullmatch(r"https://arxiv.org/abs/\d{4}\.\d{5}", link) for link in links)
     assert page.count("<img") == len(re.findall(r'<img [^>]*alt="[^"]{20,}"', page)) == 18
 
 

@@ -27,6 +27,7 @@ READY = {
     "citation": "version: 0.2.0\ndate-released: 2027-01-31\n",
     "changelog": "# Changelog\n\n## 0.2.0 (2027-01-31)\n\nNew.\n\n## 0.1.0 (2026-12-01)\n\nThe first.\n",
     "page": "| posenc_jax |\n| 0.2 |\n",
+    "readme": "pip install posenc_jax\n",
 }
 
 
@@ -43,6 +44,7 @@ def test_the_repository_agrees_on_its_version_and_notes_are_its_section():
         ("citation", "version: 0.1.0\n", "CITATION.cff 0.1.0"),
         ("changelog", "## 0.2.0 (unreleased)\n\nOne.\n", "CHANGELOG.md unreleased"),
         ("page", "| 0.1 |\n", "no row for 0.2.0"),
+        ("readme", "pip install .  # in a clone\n", "README.md installs a clone"),
     ],
 )
 def test_a_release_that_is_not_ready_says_why(part, text, message):
