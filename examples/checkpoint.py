@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from decoder import Cache, Decoder, Settings, settings_of
+from decoder import Decoder, Settings, settings_of
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -187,6 +187,6 @@ def axes_of(path: Sequence[Any], ndim: int) -> list[str | None]:
     return ["heads" if ndim - i == from_end else None for i in range(ndim)]
 
 
-def put_cache(cache: Cache, mesh: Mesh) -> Cache:
-    axes = {5: (None, "batch", None, "heads"), 2: ("batch",), 0: ()}
+def put_cache(cache: Any, mesh: Mesh) -> Any:
+    axes = {5: (None, "batch", None, "heads"), 2: ("batch",)}
     return jax.tree.map(lambda x: put(x, mesh, axes[x.ndim]), cache)

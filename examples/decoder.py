@@ -106,7 +106,7 @@ class Settings:
 
     family: Family
     plan: RotaryPlan
-    windows: tuple[int | None, ...]  # how many keys a query of each layer sees, itself included; None: all
+    windows: tuple[tuple[int | None, None], ...]  # of each layer, as `pe.attention` takes it
     width: int
     mlp_width: int
     vocabulary: int
@@ -188,7 +188,7 @@ def settings_of(
         raise ValueError(f"{error.args[0]} is missing") from None
 
 
-def windows_of(c: dict[str, Any], family: Family) -> tuple[int | None, ...]:
+def windows_of(c: dict[str, Any], family: Family) -> tuple[tuple[int | None, None], ...]:
     """The window of each layer."""
     count, every = c["num_hidden_layers"], c.get("sliding_window_pattern") or family.full_every
     window = c.get("sliding_window") if c.get("use_sliding_window", True) else None
@@ -198,53 +198,33 @@ def windows_of(c: dict[str, Any], family: Family) -> tuple[int | None, ...]:
     types = types or ["full_attention" if every and not (i + 1) % every else "sliding_attention" for i in range(count)]
     if unknown := set(types) - {"full_attention", "sliding_attention"}:
         raise ValueError(f"layer_types: {', '.join(sorted(unknown))} is not read here")
-    return tuple(None if kind == "full_attention" else window for kind in types)
+    return tuple((None if kind == "full_attention" or window is None else window - 1, None) for kind in types)
 
 
-# The cache: of each place in the period, what its layers keep of a token, and the positions of its slots
-
-
-class Cache(NamedTuple):
-    """Slots for tokens. The n-th token of a row is in slot n modulo their number, padding included."""
-
-    kept: list[list[jax.Array]]  # of each place: arrays (layers, batch, slots, heads, width)
-    positions: list[jax.Array]  # of each place: (batch, slots)
-    count: jax.Array  # of tokens so far
+# What the attention of a layer sees
 
 
 class Keys(NamedTuple):
-    """The keys that the queries of one place in the period attend to."""
+    """The keys that the queries of one place in the period attend to: those of the call, or of a cache."""
 
-    query_positions: jax.Array  # (batch, tokens)
-    key_positions: jax.Array  # (batch, keys)
+    positions: jax.Array  # of the tokens, (batch, tokens)
     segments: jax.Array | None  # of packed documents, (batch, tokens)
-    slots: jax.Array | None  # where a cache keeps the tokens
-    window: int | None
+    window: tuple[int | None, None]
     implementation: str | None
 
-    def keep(self, kept: Any, period: Any, *new: jax.Array) -> tuple[Any, Any]:
-        """Writes (batch, tokens, heads, width) for the layer of a period; returns the cache and all that is there."""
-        if kept is None:
-            return None, new
-        new = [jnp.moveaxis(x, 1, 0) for x in new]
-        kept = [c.at[period, :, self.slots].set(x) for c, x in zip(kept, new, strict=True)]
-        return kept, [c[period] for c in kept]
+    def keep(self, cache: pe.KVCache | None, period: Any, k: jax.Array, v: jax.Array) -> tuple[Any, ...]:
+        """The cache with these tokens in the layer of a period, and all keys and values that it has of that layer."""
+        if cache is None:
+            return None, k, v
+        cache = cache.extend(k, v, self.positions, layer=period)
+        return cache, cache.keys[period], cache.values[period]
 
-    def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
+    def attend(self, cache: pe.KVCache | None, q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
         """Attention by position: causal, within the window, within documents."""
-        return pe.attention(
-            q,
-            k,
-            v,
-            query_positions=self.query_positions,
-            key_positions=self.key_positions,
-            query_segments=self.segments,
-            key_segments=self.segments,
-            causal=True,
-            window=(self.window and self.window - 1, None),
-            implementation=self.implementation,
-            **settings,
-        )
+        own = {"query_positions": self.positions, "key_positions": self.positions, "causal": True}
+        own |= {"window": self.window, "query_segments": self.segments, "key_segments": self.segments}
+        seen = own if cache is None else cache.seen_from(self.positions)
+        return pe.attention(q, k, v, **seen, **settings, implementation=self.implementation)
 
 
 # The model; its modules have the names of Llama's files
@@ -274,20 +254,20 @@ class Attention(nnx.Module):
         if s.family.qk_norm:
             widths = (queries, keys) if s.family.qk_norm == "all" else (s.head_dim, s.head_dim)
             self.q_norm, self.k_norm = (norm_of(s, n, rngs) for n in widths)
-        self.kept = [(s.kv_heads, s.head_dim)] * 2  # heads and width of what a cache keeps of a token
+        self.kept = s.kv_heads, s.head_dim, s.head_dim  # key heads, and features of the keys and values of a cache
 
-    def __call__(self, x: jax.Array, keys: Keys, period: Any, kept: Any) -> tuple[jax.Array, Any]:
-        """Lets x (batch, tokens, width) attend to `keys`; returns the same shape, and what the cache keeps."""
+    def __call__(self, x: jax.Array, keys: Keys, period: Any, cache: Any) -> tuple[jax.Array, Any]:
+        """Lets x (batch, tokens, width) attend to `keys`; returns the same shape, and the cache with its tokens."""
         s = self.settings
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if s.family.qk_norm:
             q, k = (norm(split(z, norm.num_features)) for norm, z in ((self.q_norm, q), (self.k_norm, k)))
         q, k, v = (split(z, s.head_dim) for z in (q, k, v))
-        rotate = functools.partial(s.plan.rotate, layer=self.layer, positions=keys.query_positions, head_axis=-2)
+        rotate = functools.partial(s.plan.rotate, layer=self.layer, positions=keys.positions, head_axis=-2)
         q, k = rotate(q, role="query", scaled=True), rotate(k, role="key")
-        kept, (k, v) = keys.keep(kept, period, k, v)
-        y = keys.attend(q, k, v, scale=s.score_scale)
-        return self.o_proj(y.reshape(*x.shape[:2], -1)), kept
+        cache, k, v = keys.keep(cache, period, k, v)
+        y = keys.attend(cache, q, k, v, scale=s.score_scale)
+        return self.o_proj(y.reshape(*x.shape[:2], -1)), cache
 
 
 class MLP(nnx.Module):
@@ -316,11 +296,11 @@ class Block(nnx.Module):
         for place, name in s.family.norms._asdict().items():
             setattr(self, place, norm_of(s, s.width, rngs) if name else nnx.identity)
 
-    def __call__(self, x: jax.Array, keys: Keys, period: Any, kept: Any) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array, keys: Keys, period: Any, cache: Any) -> tuple[jax.Array, Any]:
         """As of the attention."""
-        y, kept = self.self_attn(self.before_attention(x), keys, period, kept)
+        y, cache = self.self_attn(self.before_attention(x), keys, period, cache)
         after = x + self.after_attention(y)
-        return after + self.after_mlp(self.mlp(self.before_mlp(x if self.parallel else after))), kept
+        return after + self.after_mlp(self.mlp(self.before_mlp(x if self.parallel else after))), cache
 
 
 class Decoder(nnx.Module):
@@ -341,34 +321,27 @@ class Decoder(nnx.Module):
             self.lm_head = nnx.Linear(s.width, s.vocabulary, rngs=rngs, **linear)
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, cache: Cache | None = None, segments: jax.Array | None = None
+        self, tokens: jax.Array, positions: jax.Array, cache: Any = None, segments: jax.Array | None = None
     ) -> tuple[jax.Array, Any]:
         """What follows tokens (batch, length) at such positions, (batch, length, width), and the cache with them."""
         s = self.settings
         x = self.embed_tokens(tokens)
         if s.family.scaled_embeddings:
             x *= jnp.asarray(s.width**0.5, s.dtype)
-        kept, keys = [], []
-        for place in range(s.period):
-            kept.append(cache and cache.kept[place])
-            slots, at = None, positions
-            if cache:
-                slots = (cache.count + jnp.arange(tokens.shape[1], dtype=jnp.int32)) % cache.positions[place].shape[1]
-                at = cache.positions[place].at[:, slots].set(positions)
-            keys.append(Keys(positions, at, segments, slots, s.windows[place], s.implementation))
+        caches = list(cache or [None] * s.period)
+        keys = [Keys(positions, segments, windows, s.implementation) for windows in s.windows[: s.period]]
 
         @nnx.scan(in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
         def run(carry: Any, blocks: nnx.List, period: jax.Array) -> Any:
-            x, kept = carry
+            x, caches = carry
             for place, block in enumerate(blocks):
-                x, kept[place] = block(x, keys[place], period, kept[place])
-            return x, kept
+                x, caches[place] = block(x, keys[place], period, caches[place])
+            return x, caches
 
-        x, kept = run((x, kept), self.layers, jnp.arange(self.periods, dtype=jnp.int32))
+        x, caches = run((x, caches), self.layers, jnp.arange(self.periods, dtype=jnp.int32))
         for place, block in enumerate(self.rest):
-            x, kept[place] = block(x, keys[place], self.periods, kept[place])
-        at = [k.key_positions for k in keys]
-        return self.norm(x), cache and Cache(kept, at, cache.count + tokens.shape[1])
+            x, caches[place] = block(x, keys[place], self.periods, caches[place])
+        return self.norm(x), cache and caches
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Of the next token, float32, (…, vocabulary)."""
@@ -377,12 +350,16 @@ class Decoder(nnx.Module):
         y = y.astype(jnp.float32) * s.logit_scale
         return y if s.logit_cap is None else s.logit_cap * jnp.tanh(y / s.logit_cap)
 
-    def new_cache(self, batch: int, length: int, chunk: int) -> Cache:
-        """Room for `length` tokens, of which up to `chunk` come at once, padding before the first of them aside."""
-        s, kept, positions = self.settings, [], []
+    def new_cache(self, batch: int, length: int, chunk: int) -> list[pe.KVCache]:
+        """For each place in the period, room for `length` tokens, of which up to `chunk` come at once."""
+        s, caches = self.settings, []
         for place, block in enumerate(self.layers):
-            slots = min(length, s.windows[place] or length) + chunk - 1
+            left, _ = window = s.windows[place]
+            slots = max(length, chunk)
+            if left is None or left >= length:
+                window = None, None
+            else:
+                slots = left + chunk
             layers = self.periods + (place < len(self.rest))
-            kept.append([jnp.zeros((layers, batch, slots, *shape), s.dtype) for shape in block.self_attn.kept])
-            positions.append(jnp.full((batch, slots), EMPTY, jnp.int32))
-        return Cache(kept, positions, jnp.int32(0))
+            caches.append(pe.kv_cache(batch, slots, *block.self_attn.kept, layers=layers, window=window, dtype=s.dtype))
+        return caches

@@ -15,12 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from checkpoint import load, mesh_of, put, put_cache, read_json, read_settings
-from decoder import EMPTY, Cache, Decoder
+from decoder import EMPTY, Decoder
 from flax import nnx
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
@@ -34,7 +35,7 @@ PROMPTS = ["def read(self, size=-1):\n"]
 
 
 @nnx.jit(donate_argnums=3)
-def step(model: Decoder, tokens: jax.Array, positions: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+def step(model: Decoder, tokens: jax.Array, positions: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
     """The logits after the last of these tokens (batch, length), and the cache with them."""
     hidden, cache = model(tokens, positions, cache)
     return model.logits(hidden[:, -1]), cache
@@ -56,7 +57,7 @@ def prefill(
     start: int = 0,
     mesh: Mesh | None = None,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
-) -> tuple[jax.Array, Cache, jax.Array]:
+) -> tuple[jax.Array, Any, jax.Array]:
     """Logits after each prompt, the cache, and where the next tokens stand; the first of each prompt stands at `start`.
 
     The cache holds `length` tokens of each row. Prompts are padded on the left to whole chunks.
@@ -83,7 +84,7 @@ def prefill(
 
 
 def continued(
-    model: Decoder, prefilled: tuple[jax.Array, Cache, jax.Array], count: int, temperature: float = 0, seed: int = 0
+    model: Decoder, prefilled: tuple[jax.Array, Any, jax.Array], count: int, temperature: float = 0, seed: int = 0
 ) -> Iterator[np.ndarray]:
     """Yields `count` times the next token of each row."""
     (logits, cache, positions), key = prefilled, jax.random.key(seed)

@@ -52,12 +52,16 @@ from posenc_jax._biases.content import content_bias
 # Attention with any position bias.
 from posenc_jax._attention.attention import attention
 
+# Keys, values and positions of tokens before.
+from posenc_jax._attention.cache import KVCache, kv_cache
+
 # isort: on
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CosSin",
+    "KVCache",
     "Frequencies",
     "add_learned",
     "add_sinusoidal",
@@ -75,6 +79,7 @@ __all__ = [
     "join",
     "kerple_log",
     "kerple_power",
+    "kv_cache",
     "learned",
     "linear_scaling",
     "llama3",

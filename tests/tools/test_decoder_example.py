@@ -76,7 +76,7 @@ def test_prompts_of_several_lengths_over_devices(tmp_path):
     assert mesh.shape == {"batch": 2, "heads": 2}
     spread = checkpoint.load(folder, mesh=mesh)
     together = generate.prefill(spread, prompts, LENGTH, chunk=CHUNK, mesh=mesh, start=1_000_000)
-    assert len(together[1].kept[0][0].devices()) == 4
+    assert len(together[1][0].keys.devices()) == 4
     got = np.array(list(generate.continued(spread, together, 8)))
     for row, prompt in enumerate(prompts):
         alone = generate.prefill(model, [prompt], LENGTH, chunk=CHUNK)

@@ -1,0 +1,264 @@
+"""A cache that is data: keys, values, and the position of the token in each slot."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
+
+from posenc_jax._attention.parser import is_on_host, parse_window
+from posenc_jax._jax import checks
+from posenc_jax._jax.errors import public, require, require_type
+from posenc_jax._jax.sharding import sharded_as
+from posenc_jax._jax.workarounds import compiled
+
+EMPTY = np.iinfo(np.int32).max  # the position of empty slots: after every query, so no query sees them
+_LEAST = np.iinfo(np.int32).min
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KVCache:
+    r"""Keys and values of tokens, and where each token stands: what `kv_cache` makes and `extend` returns.
+
+    A pytree of arrays, for `jax.jit` with donation, `jax.lax.scan`, `jax.vmap` and checkpoints. A slot is known by its
+    position alone, so rows may have different lengths, and a slot that was never written is never seen. Rejected drafts
+    need nothing: queries before them do not see them, and the token that takes a draft's position takes its slot.
+
+    Attributes:
+      keys: floats (batch, slots, heads, head_dim), or (layers, batch, slots, heads, head_dim).
+      values: likewise, (..., slots, heads, value_dim).
+      positions: int32 (batch, slots), the same for all layers; the greatest int32 in empty slots.
+      window: (left, right), as `attention` takes it.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+    positions: jax.Array
+    window: tuple[int | None, int | None]
+
+    @public
+    def extend(
+        self,
+        key: ArrayLike,
+        value: ArrayLike,
+        positions: ArrayLike,
+        *,
+        layer: ArrayLike | None = None,
+        slots: ArrayLike | None = None,
+    ) -> KVCache:
+        """The cache with more tokens; a token at position p goes to slot p modulo the number of slots.
+
+        Args:
+          key: floats (batch, tokens, heads, head_dim) of the cache's dtype, any number of tokens.
+          value: likewise, (batch, tokens, heads, value_dim).
+          positions: integers (tokens,) or (batch, tokens), which increase along each row. The greatest int32 marks
+            padding, anywhere, which is not stored.
+          layer: which layer of a cache for several; all of them take the same positions.
+          slots: integers (tokens,) or (batch, tokens), where to store the tokens instead. Nothing then checks that no
+            token is lost, nor that positions increase.
+
+        Returns:
+          A new cache. Where a row would lose a key that its queries see, or positions do not increase, concrete
+          arguments raise, and traced ones store NaN as that row's keys, so its outputs are NaN too.
+
+        Raises:
+          TypeError: if key or value have another dtype than the cache, or positions, layer or slots are not integers.
+          ValueError: if shapes do not fit, or a window leaves too few slots for so many tokens: left + tokens.
+        """
+        key, value = self._parse("key", key), self._parse("value", value)
+        batch, size = self.positions.shape
+        tokens, left = key.shape[1], self.window[0]
+        positions = _parse_rows("positions", positions, batch, tokens)
+        if slots is None:
+            needed = tokens if left is None else left + tokens
+            message = "a call of {} tokens needs {} slots{}, and the cache has {}"
+            require(needed <= size, message, tokens, needed, "" if left is None else f" with a window of {left}", size)
+        else:
+            slots = _parse_rows("slots", slots, batch, tokens)
+        layers = self.keys.shape[:-4]
+        if layers:
+            require(layer is not None, "layer must be given for a cache of {} layers", layers[0])
+            layer = checks.zero_dimensional("layer", layer, checks.INTEGERS)
+            checks.within(layer, 0, layers[0] - 1, f"layer must be from 0 to {layers[0] - 1}, got {{}}")
+        else:
+            require(layer is None, "layer must be None for a cache without layers, got {}", layer)
+        arrays, fits = _extend(self, key, value, positions, layer, slots)
+        if checks.is_concrete(fits) and is_on_host(fits):
+            message = "slots must be from 0 to {}"
+            if slots is None:
+                message = "positions must increase along each row, and all that its queries see must fit into {} slots"
+            require(bool(fits.all()), message, size if slots is None else size - 1)
+        return KVCache(*arrays, self.window)
+
+    def seen_from(self, positions: ArrayLike) -> dict[str, Any]:
+        """Arguments of `attention` for queries at these positions: each sees the keys up to its own, in the window."""
+        return {
+            "query_positions": positions,
+            "key_positions": self.positions,
+            "causal": True,
+            "window": (self.window[0], None),
+        }
+
+    def _parse(self, name: str, x: Any) -> jax.Array:
+        x, held = checks.floats(name, x, ("batch", "tokens", "heads", "width")), getattr(self, f"{name}s")
+        require_type(x.dtype == held.dtype, name, f"an array of the cache's dtype, {held.dtype}", x)
+        shape = (held.shape[-4], x.shape[1], *held.shape[-2:])
+        require(x.shape == shape, "{} must have shape {}, got {}", name, shape, x.shape)
+        return x
+
+
+def _parse_rows(name: str, x: Any, batch: int, tokens: int) -> jax.Array:
+    x = checks.on_device(checks.array(name, x, checks.INTEGERS))
+    shapes = ((tokens,), (batch, tokens))
+    require(x.shape in shapes, "{} must have shape {} or {}, got {}", name, *shapes, x.shape)
+    return jnp.broadcast_to(x, (batch, tokens))
+
+
+@compiled("extend")
+def _extend(
+    cache: KVCache, key: jax.Array, value: jax.Array, positions: jax.Array, layer: Any, slots: Any
+) -> tuple[list[jax.Array], jax.Array]:
+    """The arrays of the cache with these tokens, and whether each row may take them."""
+    arrays = cache.keys, cache.values, cache.positions
+    like = tuple([x] for x in (*arrays, cache.positions[:, 0]))
+    extended = functools.partial(_extended, cache.window[0])
+    *arrays, fits = sharded_as(like, extended, *arrays, key, value, positions, layer, slots)
+    return arrays, fits
+
+
+def _extended(
+    left: int | None,
+    keys: jax.Array,
+    values: jax.Array,
+    held: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    positions: jax.Array,
+    layer: Any,
+    slots: Any,
+) -> tuple[jax.Array, ...]:
+    size, narrow = held.shape[1], positions.astype(jnp.int32)
+    is_token, fits = narrow != EMPTY, narrow == positions
+    if slots is None:
+        slots = narrow % size
+        # Of the tokens of the call: the first position, the last one, and the one before each.
+        latest = lax.cummax(jnp.where(is_token, narrow, _LEAST), 1)
+        first, last = jnp.min(narrow, 1), latest[:, -1]
+        fits &= ~is_token | (narrow > jnp.pad(latest, ((0, 0), (1, 0)), constant_values=_LEAST)[:, :-1])
+        # What the slots must hold, from the oldest key that a query sees to the newest, drafts included.
+        oldest = jnp.min(held, 1) if left is None else jnp.maximum(first, _LEAST + left) - left
+        newest = jnp.max(jnp.where(held == EMPTY, _LEAST, held), 1)
+        span = jnp.maximum(newest, last) - jnp.minimum(oldest, first)
+        fits &= (span.astype(jnp.uint32) < size)[:, None]
+    else:
+        fits &= (0 <= slots) & (slots < size)
+    fits = jnp.all(fits | ~is_token, 1)
+    key = jnp.where(fits[:, None, None, None], key, jnp.asarray(math.nan, key.dtype))
+    slots = jnp.where(is_token, slots, size)
+    layers = _write(keys, key, slots, layer), _write(values, value, slots, layer)
+    return *layers, _write(held, narrow, slots, None), fits
+
+
+def _write(x: jax.Array, new: jax.Array, slots: jax.Array, layer: Any) -> jax.Array:
+    """An array with new rows (batch, tokens, …) in these slots; XLA splits the batch of this scatter over devices."""
+    index, axis = slots[..., None], 0
+    if layer is not None:
+        index, axis = jnp.concatenate([jnp.broadcast_to(layer, index.shape).astype(index.dtype), index], -1), 1
+    places = (*range(axis), axis + 1)
+    dimensions = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(2, new.ndim)),
+        inserted_window_dims=places,
+        scatter_dims_to_operand_dims=places,
+        operand_batching_dims=(axis,),
+        scatter_indices_batching_dims=(0,),
+    )
+    return lax.scatter(x, index, new, dimensions, mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+
+@public
+def kv_cache(
+    batch: int,
+    slots: int,
+    heads: int,
+    head_dim: int,
+    value_dim: int | None = None,
+    *,
+    layers: int | None = None,
+    window: tuple[int | None, int | None] = (None, None),
+    dtype: DTypeLike = jnp.float32,
+    sharding: NamedSharding | None = None,
+) -> KVCache:
+    r"""An empty cache of keys, values and their positions, for decoding.
+
+    Examples:
+      >>> import jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> cache = pe.kv_cache(batch=2, slots=8, heads=4, head_dim=16)
+      >>> def step(cache, q, k, v, p):
+      ...     q, k = (pe.rotary(x, p, head_axis=-2) for x in (q, k))
+      ...     cache = cache.extend(k, v, p)
+      ...     return cache, pe.attention(q, cache.keys, cache.values, **cache.seen_from(p))
+      >>> tokens = jnp.ones((2, 3, 4, 16))
+      >>> cache, out = step(cache, tokens, tokens, tokens, jnp.arange(3))
+      >>> cache, out = step(cache, *3 * [tokens[:, :1]], jnp.array([[3], [2]]))  # the second row takes its draft back
+      >>> cache.positions[:, 2:5]
+      Array([[         2,          3, 2147483647],
+             [         2, 2147483647, 2147483647]], dtype=int32)
+
+    Args:
+      batch: the number of rows.
+      slots: how many tokens a row holds. With a window, calls of $n$ tokens need left + $n$ of them, and hold no more.
+      heads: the number of key heads.
+      head_dim: features of a key.
+      value_dim: features of a value; None for head_dim, 0 if values are features of the keys.
+      layers: None for one layer, or how many share positions; then arrays begin with an axis of layers.
+      window: (left, right) as `attention` takes it: queries at $p$ see keys from $p - \text{left}$. None for no bound.
+      dtype: of keys and values.
+      sharding: of the keys, which values and positions follow.
+
+    Returns:
+      A `KVCache` whose slots are empty.
+
+    Raises:
+      TypeError: if a size is no integer, or dtype is not a float dtype.
+      ValueError: if a size is not positive, there are not more slots than left, or right is not None or 0.
+
+    See Also:
+      `KVCache.extend`, and the recipes of caches.
+    """
+    left, right = parse_window(window)
+    require(right in (None, 0), "window[1] must be None or 0, as queries see no later keys, got {}", right)
+    slots = checks.length("slots", slots)
+    require(left is None or left < slots, "slots must be more than window[0] = {}, got {}", left, slots)
+    leading = () if layers is None else (checks.positive_int("layers", layers),)
+    leading = (*leading, checks.positive_int("batch", batch), slots, checks.size("heads", heads))
+    widths = (
+        checks.size("head_dim", head_dim),
+        checks.size("value_dim", head_dim if value_dim is None else value_dim, 0),
+    )
+    dtype = checks.floating_dtype("dtype", dtype)
+    keys, values = (jnp.zeros((*leading, width), dtype, device=sharding) for width in widths)
+    spec = None
+    if sharding is not None:
+        rows = (*sharding.spec, None, None, None)[len(leading) - 3 :][:2]
+        spec = NamedSharding(sharding.mesh, PartitionSpec(*rows))
+    return KVCache(keys, values, jnp.full(leading[-3:-1], EMPTY, jnp.int32, device=spec), (left, right))
+
+
+jax.tree_util.register_dataclass(KVCache, ("keys", "values", "positions"), ("window",))
+jax.export.register_pytree_node_serialization(
+    KVCache,
+    serialized_name="posenc_jax.KVCache",
+    serialize_auxdata=lambda data: json.dumps(data).encode(),
+    deserialize_auxdata=lambda text: tuple(map(tuple, json.loads(text))),
+)
