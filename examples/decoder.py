@@ -4,8 +4,8 @@ They are Llama, Mistral, Qwen3, Gemma 3, SmolLM3, Cohere2, OLMo 3, GPT-NeoX, and
 
 `posenc_jax.hf.rotary_from_config` says how each layer rotates its queries and keys, and `FAMILIES` what else differs.
 Layers repeat after a period (six in Gemma 3: five see a window, one sees everything), and the model scans over the
-periods. A cache keeps rotated keys, in as many slots as a window needs, or the whole text. A slot is known by its
-position alone, so prompts of several lengths share a batch, and may stand anywhere up to position 2³¹ − 2.
+periods. Each place in the period has a `pe.kv_cache` of rotated keys, in as many slots as its window or the whole text
+needs. So prompts of several lengths share a batch, and may stand anywhere up to position 2³¹ − 2.
 
 `checkpoint.py` reads the weights of a Hugging Face folder, and `generate.py` continues prompts with them.
 """
@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from grouped_attention import GroupedQueryAttention
 from latent_attention import LatentAttention, Widths
 
 import posenc_jax as pe
@@ -201,32 +202,6 @@ def windows_of(c: dict[str, Any], family: Family) -> tuple[tuple[int | None, Non
     return tuple((None if kind == "full_attention" or window is None else window - 1, None) for kind in types)
 
 
-# What the attention of a layer sees
-
-
-class Keys(NamedTuple):
-    """The keys that the queries of one place in the period attend to: those of the call, or of a cache."""
-
-    positions: jax.Array  # of the tokens, (batch, tokens)
-    segments: jax.Array | None  # of packed documents, (batch, tokens)
-    window: tuple[int | None, None]
-    implementation: str | None
-
-    def keep(self, cache: pe.KVCache | None, period: Any, k: jax.Array, v: jax.Array) -> tuple[Any, ...]:
-        """The cache with these tokens in the layer of a period, and all keys and values that it has of that layer."""
-        if cache is None:
-            return None, k, v
-        cache = cache.extend(k, v, self.positions, layer=period)
-        return cache, cache.keys[period], cache.values[period]
-
-    def attend(self, cache: pe.KVCache | None, q: jax.Array, k: jax.Array, v: jax.Array, **settings: Any) -> jax.Array:
-        """Attention by position: causal, within the window, within documents."""
-        own = {"query_positions": self.positions, "key_positions": self.positions, "causal": True}
-        own |= {"window": self.window, "query_segments": self.segments, "key_segments": self.segments}
-        seen = own if cache is None else cache.seen_from(self.positions)
-        return pe.attention(q, k, v, **seen, **settings, implementation=self.implementation)
-
-
 # The model; its modules have the names of Llama's files
 
 
@@ -242,32 +217,29 @@ def split(x: jax.Array, width: int) -> jax.Array:
     return x.reshape(*x.shape[:2], -1, width)
 
 
-class Attention(nnx.Module):
+class Attention(GroupedQueryAttention):
     """Attention of a layer in the period, as its plan and window have it."""
 
     def __init__(self, s: Settings, layer: int, *, rngs: nnx.Rngs) -> None:
         self.settings, self.layer = s, layer
-        linear = functools.partial(nnx.Linear, use_bias=s.attention_bias, dtype=s.dtype, param_dtype=s.dtype, rngs=rngs)
-        queries, keys = s.heads * s.head_dim, s.kv_heads * s.head_dim
-        self.q_proj, self.k_proj, self.v_proj = (linear(s.width, n) for n in (queries, keys, keys))
-        self.o_proj = linear(queries, s.width)
+        sizes = s.width, s.heads, s.kv_heads, s.head_dim
+        rotate = functools.partial(s.plan.rotate, layer=layer, head_axis=-2)
+        options = {"window": s.windows[layer], "use_bias": s.attention_bias, "dtype": s.dtype, "rngs": rngs}
+        super().__init__(*sizes, rotate, scale=s.score_scale, **options)
         if s.family.qk_norm:
-            widths = (queries, keys) if s.family.qk_norm == "all" else (s.head_dim, s.head_dim)
-            self.q_norm, self.k_norm = (norm_of(s, n, rngs) for n in widths)
+            together = (s.heads, s.kv_heads) if s.family.qk_norm == "all" else (1, 1)
+            self.q_norm, self.k_norm = (norm_of(s, n * s.head_dim, rngs) for n in together)
         self.kept = s.kv_heads, s.head_dim, s.head_dim  # key heads, and features of the keys and values of a cache
 
-    def __call__(self, x: jax.Array, keys: Keys, period: Any, cache: Any) -> tuple[jax.Array, Any]:
-        """Lets x (batch, tokens, width) attend to `keys`; returns the same shape, and the cache with its tokens."""
+    def heads_of(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, ...]:
+        """Normed where the family norms them, rotated by the plan."""
         s = self.settings
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if s.family.qk_norm:
             q, k = (norm(split(z, norm.num_features)) for norm, z in ((self.q_norm, q), (self.k_norm, k)))
         q, k, v = (split(z, s.head_dim) for z in (q, k, v))
-        rotate = functools.partial(s.plan.rotate, layer=self.layer, positions=keys.positions, head_axis=-2)
-        q, k = rotate(q, role="query", scaled=True), rotate(k, role="key")
-        cache, k, v = keys.keep(cache, period, k, v)
-        y = keys.attend(cache, q, k, v, scale=s.score_scale)
-        return self.o_proj(y.reshape(*x.shape[:2], -1)), cache
+        q = self.rotate(q, positions=positions, role="query", scaled=True)
+        return q, self.rotate(k, positions=positions, role="key"), v
 
 
 class MLP(nnx.Module):
@@ -296,9 +268,9 @@ class Block(nnx.Module):
         for place, name in s.family.norms._asdict().items():
             setattr(self, place, norm_of(s, s.width, rngs) if name else nnx.identity)
 
-    def __call__(self, x: jax.Array, keys: Keys, period: Any, cache: Any) -> tuple[jax.Array, Any]:
+    def __call__(self, x: jax.Array, *tokens: Any, **options: Any) -> tuple[jax.Array, Any]:
         """As of the attention."""
-        y, cache = self.self_attn(self.before_attention(x), keys, period, cache)
+        y, cache = self.self_attn(self.before_attention(x), *tokens, **options)
         after = x + self.after_attention(y)
         return after + self.after_mlp(self.mlp(self.before_mlp(x if self.parallel else after))), cache
 
@@ -329,18 +301,18 @@ class Decoder(nnx.Module):
         if s.family.scaled_embeddings:
             x *= jnp.asarray(s.width**0.5, s.dtype)
         caches = list(cache or [None] * s.period)
-        keys = [Keys(positions, segments, windows, s.implementation) for windows in s.windows[: s.period]]
+        options = {"query_segments": segments, "key_segments": segments, "implementation": s.implementation}
 
         @nnx.scan(in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
         def run(carry: Any, blocks: nnx.List, period: jax.Array) -> Any:
             x, caches = carry
             for place, block in enumerate(blocks):
-                x, caches[place] = block(x, keys[place], period, caches[place])
+                x, caches[place] = block(x, positions, caches[place], layer=period, **options)
             return x, caches
 
         x, caches = run((x, caches), self.layers, jnp.arange(self.periods, dtype=jnp.int32))
         for place, block in enumerate(self.rest):
-            x, caches[place] = block(x, keys[place], self.periods, caches[place])
+            x, caches[place] = block(x, positions, caches[place], layer=self.periods, **options)
         return self.norm(x), cache and caches
 
     def logits(self, x: jax.Array) -> jax.Array:
@@ -355,11 +327,9 @@ class Decoder(nnx.Module):
         s, caches = self.settings, []
         for place, block in enumerate(self.layers):
             left, _ = window = s.windows[place]
-            slots = max(length, chunk)
             if left is None or left >= length:
-                window = None, None
-            else:
-                slots = left + chunk
+                left, window = None, (None, None)
+            slots = max(length, chunk) if left is None else left + chunk
             layers = self.periods + (place < len(self.rest))
             caches.append(pe.kv_cache(batch, slots, *block.self_attn.kept, layers=layers, window=window, dtype=s.dtype))
         return caches

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from grouped_attention import attend
 
 
 class Widths(NamedTuple):
@@ -49,21 +50,21 @@ class LatentAttention(nnx.Module):
         self.o_proj = nnx.Linear(s.heads * w.v_head_dim, s.width, **biased)
         self.kept = 1, w.kv_lora_rank + w.qk_rope_head_dim, 0  # values are features of the keys
 
-    def __call__(self, x: jax.Array, keys: Any, period: Any, cache: Any) -> tuple[jax.Array, Any]:
-        """Lets x (batch, tokens, width) attend to `keys`; returns the same shape, and the cache with its tokens."""
+    def __call__(self, x: jax.Array, positions: jax.Array, cache: Any = None, **options: Any) -> tuple[jax.Array, Any]:
+        """Takes x (batch, tokens, width) and its positions; returns the same shape, and the cache with its tokens."""
         s, w, heads = self.settings, self.settings.latent, (*x.shape[:2], self.settings.heads, -1)
         q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))) if w.q_lora_rank else self.q_proj(x)
         q, q_rope = jnp.split(q.reshape(heads), [w.qk_nope_head_dim], axis=-1)
         latent, k_rope = jnp.split(self.kv_a_proj_with_mqa(x)[:, :, None], [w.kv_lora_rank], axis=-1)
         q_rope, k_rope = (
-            s.plan.rotate(z, self.layer, keys.positions, head_axis=-2, role=role, scaled=False)
+            s.plan.rotate(z, self.layer, positions, head_axis=-2, role=role, scaled=False)
             for z, role in ((q_rope, "query"), (k_rope, "key"))
         )
         expand = self.kv_b_proj.kernel[...].reshape(w.kv_lora_rank, s.heads, -1)
         to_keys, to_values = jnp.split(expand, [w.qk_nope_head_dim], axis=-1)
         q = jnp.concatenate([jnp.einsum("bthn,rhn->bthr", q, to_keys), q_rope], axis=-1)
         k = jnp.concatenate([self.kv_a_layernorm(latent), k_rope], axis=-1)
-        cache, k, _ = keys.keep(cache, period, k, k[..., :0])
-        y = keys.attend(cache, q, k, k[..., : w.kv_lora_rank], scale=s.score_scale * s.plan.softmax_scale)
+        options |= {"scale": s.score_scale * s.plan.softmax_scale, "values_in_keys": w.kv_lora_rank}
+        y, cache = attend(q, k, k[..., :0], positions, cache, **options)
         y = jnp.einsum("bthr,rhv->bthv", y, to_values)
         return self.o_proj(y.reshape(*x.shape[:2], -1)), cache
