@@ -27,7 +27,7 @@ CLIENTS = tomllib.loads(Path("clients/pins.toml").read_text(encoding="utf-8"))
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """The wheel in an empty environment of each Python here, 2 minutes each: README's and the docstrings' examples."""
+    """Runs the examples from the wheel on each Python here, 2 minutes each."""
     root, folder, tested = Path.cwd(), Path(session.create_tmp()).resolve(), []
     shutil.rmtree(folder)
     folder.mkdir()
@@ -55,10 +55,10 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def versions(session: nox.Session) -> None:
-    """Builds two versions of the site, from what `docs` made of its pages, and follows the selector between them.
+    """Builds the site of two versions, 2 minutes, and follows the selector between them.
 
-    They are in a repository of their own, build/versions; `-- dev` and `-- release` write to the branch gh-pages of
-    this one, and `--push` after it pushes the branch.
+    It takes what `docs` made of the pages. The versions are in a repository of their own, build/versions; `-- dev`
+    and `-- release` write to the branch gh-pages of this one, and `--push` after it pushes the branch.
     """
     if not Path("build/docs").exists():
         session.error("There is no build/docs: nox -s docs makes it.")
@@ -98,8 +98,9 @@ def versions(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def release(session: nox.Session) -> None:
-    """A release except publishing, 15 minutes: notes, then `package`, `docs`, `versions`; `-- v0.1.0` for a tag.
+    """A release except publishing, 15 minutes; `-- v0.1.0` for a tag.
 
+    Notes, then the sessions `package`, `docs` and `versions`.
     What is to be published is in dist/, its notes are build/release/notes.md.
     """
     session.run(sys.executable, ".github/release.py", *session.posargs)
@@ -109,14 +110,14 @@ def release(session: nox.Session) -> None:
 
 @nox.session
 def x64(session: nox.Session) -> None:
-    """All tests with jax_enable_x64 on from the start."""
+    """All tests with jax_enable_x64, 20 minutes."""
     install(session, *TESTED)
     parallel(session, "-m", "", POSENC_TEST_X64="1")
 
 
 @nox.session(python="3.11")
 def minimums(session: nox.Session) -> None:
-    """The tests on the lowest versions that pyproject.toml allows; `-- -m ""` for the slow ones too."""
+    """The tests on the lowest versions of pyproject.toml; `-- -m ""` for the slow ones too."""
     requirements = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"]["demo"]
     install(session, *TESTED, *(r.replace(">=", "==") for r in requirements))
     parallel(session)
@@ -124,7 +125,7 @@ def minimums(session: nox.Session) -> None:
 
 @nox.session
 def nightly(session: nox.Session) -> None:
-    """All tests on tonight's JAX and Flax and the newest NumPy; needs the network."""
+    """All tests on tonight's JAX and Flax, from the network."""
     session.install(*TESTED)
     session.install("-U", "--pre", "jax", "jaxlib", "numpy", "--extra-index-url", JAX_NIGHTLY)
     session.install("-U", "flax @ git+https://github.com/google/flax")
@@ -133,14 +134,14 @@ def nightly(session: nox.Session) -> None:
 
 @nox.session
 def distributed(session: nox.Session) -> None:
-    """In no other session: training over two processes, their losses, checkpoints, and processes that die."""
+    """Trains over two processes, some of which die; `tests_all` does not."""
     install(session, *TESTED)  # flax brings orbax-checkpoint
     pytest(session, "tests/devices/distributed")
 
 
 @nox.session
 def exports(session: nox.Session) -> None:
-    """In no other session: what `jax.export` makes on the lowest JAX allowed, loaded on the newest that is here."""
+    """Loads on the newest JAX what the lowest one exported; `tests_all` does not."""
     session.install("-U", "-e", ".", *group("test"), "jax")
     folder = Path(session.create_tmp())
     lowest = folder / "lowest"
@@ -163,8 +164,9 @@ def exports(session: nox.Session) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """In no other session: compares with transformers and timm; `-- --record` writes tests/oracles/recorded.
+    """Compares with transformers and timm, 10 minutes; `-- --record` writes what tests compare with.
 
+    That is tests/oracles/recorded.
     `-- --record NAME…` writes some of its files, and `-- --record SOURCE=FILE…` runs code of authors too, see
     tests/huggingface/parity/authors.py. `-- --newest` takes the newest transformers instead, and first prints what it
     changes in posenc_jax/hf/facts.json, as text for an issue; `-- --facts` writes that file from it.
@@ -191,7 +193,7 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Runs this library, which must pass, and its peers against conformance/; writes its results/table.md."""
+    """Runs this library and its peers against conformance/, and writes its results/table.md."""
     session.install(".", *pins("jax"), *PARITY)
     session.install("--no-deps", *pins("jax_alone"))
     environment = CPU | {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
@@ -206,10 +208,11 @@ def conformance(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("client", [nox.param(name, id=name) for name in CLIENTS])
 def clients(session: nox.Session, client: str) -> None:
-    """Puts this library into MaxText, Gemma and seven more and compares; `-- --source DIR` runs their own tests.
+    """Compares this codebase with and without the library, 5 minutes.
 
-    It writes clients/results/. Each needs an environment of up to 3 GB, Python 3.12 and 5 minutes. Flax's examples and
-    Bonsai are on no package index: `nox -f maintenance.py -s "clients(bonsai)" -- --source DIR` takes a checkout.
+    It writes clients/results/. `-- --source DIR` runs their own tests. Each needs 3 GB and Python 3.12. Flax's
+    examples and Bonsai are on no package index: `nox -f maintenance.py -s "clients(bonsai)" -- --source DIR` takes
+    a checkout.
     """
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
     environment = CPU | (source(session, client, newest) if "checkout" in CLIENTS[client] else {})
@@ -246,7 +249,7 @@ def source(session: nox.Session, client: str, newest: bool) -> dict[str, str]:
 @nox.session
 @nox.parametrize("compiler", [nox.param(name, id=name) for name in COMPILERS])
 def bench_compiled(session: nox.Session, compiler: str) -> None:
-    """Compares the library with its peers, compiled for such devices; for TPUs also whole pods and kernels."""
+    """Compares the library with its peers as compilers for TPU or GPU compile them."""
     session.install("-e", ".", *COMPILERS[compiler], *group("bench"), *pins("jax"))
     session.install("--no-deps", *pins("jax_alone"))
     targets = {"tpu": ["v5e", "v6e"], "cuda": ["h200"]}[compiler]
@@ -259,8 +262,9 @@ def bench_compiled(session: nox.Session, compiler: str) -> None:
 
 @nox.session
 def history(session: nox.Session) -> None:
-    """Adds this commit's speed to build/speed or `-- FOLDER`, 6 minutes, and draws index.html there over commits.
+    """Adds this commit's speed to a chart over commits, 6 minutes.
 
+    In build/speed/index.html, or the folder that `-- FOLDER` names.
     A quick run on this processor beside a copy, and what the compiler of TPUs estimates.
     """
     folder, results = session.posargs[0] if session.posargs else "build/speed", Path(session.create_tmp(), "results")
@@ -275,9 +279,10 @@ def history(session: nox.Session) -> None:
 
 @nox.session
 def evidence(session: nox.Session) -> None:
-    """Trains the demo's models and other bases of RoPE from three seeds, 22 minutes; the site draws demo/evidence.json.
+    """Trains the demo's models and other bases of RoPE from three seeds, 22 minutes.
 
-    It writes build/demo/evidence.json, or what `-- --output FILE` names; interrupted, it goes on when it is run again.
+    The site draws demo/evidence.json. It writes build/demo/evidence.json, or what `-- --output FILE` names;
+    interrupted, it goes on when it is run again.
     """
     session.install(".[demo]")
     session.run("python", "demo/evidence.py", *session.posargs)
@@ -288,7 +293,7 @@ def evidence(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Tries hostile input, broken configs and files, thirty times as many as the tests, 13 minutes; prints how many."""
+    """Tries thirty times the hostile input of the tests, 13 minutes."""
     install(session, *TESTED)
     rooms = {
         "properties": ("arguments", "drawn"),
@@ -302,12 +307,12 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def mutation(session: nox.Session) -> None:
-    """Puts small faults into the library and shows which tests find them, hours; `-- --sample 60` draws sixty."""
+    """Puts faults into the library and shows which tests find them, hours; `-- --sample 60`."""
     install(session, *TESTED, "coverage>=7.6")
     session.run("python", "tests/tools/mutation/run.py", *session.posargs, env=CPU)
 
 
 @nox.session
 def budget(session: nox.Session) -> None:
-    """What the project holds, in tokens, words and pages, against tests/budget.toml; needs Python 3.12 or newer."""
+    """Counts tokens, words and pages against tests/budget.toml, on Python 3.12 or newer."""
     session.run("python", "tests/tools/budget.py", *session.posargs)

@@ -1,4 +1,7 @@
-"""What people use: `nox -l` is the menu, `nox -s NAME` runs one, `-- OPTIONS` go to it. maintenance.py has the rest."""
+"""What people use: `nox -l` is the menu, `nox -s NAME` runs one, `-- OPTIONS` go to it. maintenance.py has the rest.
+
+Plain `nox` runs those with a star.
+"""
 
 import os
 import shutil
@@ -21,7 +24,7 @@ nox.options.reuse_venv = "yes"
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, 2 to 4 minutes, less when repeated; `-- -k rotary` for some, `-- --lf` for those that failed."""
+    """The tests, 2 to 4 minutes; `-- -k rotary` for some, `-- --lf` for those that failed."""
     install(session, *TESTED)
     again = "--lf" in session.posargs or "--last-failed" in session.posargs  # slow ones too
     parallel(session, *(["-m", ""] if again else []))
@@ -29,7 +32,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_all(session: nox.Session) -> None:
-    """All tests, 10 to 20 minutes: the slow ones too, and twice the hostile input."""
+    """The slow tests too, 10 to 20 minutes."""
     install(session, *TESTED)
     parallel(session, "-m", "", POSENC_HOSTILE="2")
 
@@ -47,9 +50,9 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Trains five small Transformers on real text, 3 minutes, and writes build/demo/index.html; `-- --all`, nine.
+    """Trains small Transformers on text, 4 minutes, and writes build/demo/index.html.
 
-    The page is there after a few seconds and grows with each model.
+    Five of them; `-- --all` trains nine. The page is there from the beginning and grows with each model.
     """
     session.install(".[demo]")
     session.run("python", "demo/train_text.py", *session.posargs)
@@ -57,10 +60,10 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Builds and checks the site, 4 minutes; with Chromium opens each page, 5 more; `-- --serve` shows it as you write.
+    """Builds and checks the site, 4 to 10 minutes; `-- --serve` shows it as you write.
 
-    Then it builds in half a minute, without checks, and again after each change. Figures and what code prints are those
-    of the last whole build.
+    With Chromium it also opens each page. Served, it is built without checks, and again after each change; figures and
+    what code prints are those of the last whole build.
     """
     # CHROMIUM names another browser, or none if it is empty.
     browser = os.environ.get("CHROMIUM", shutil.which("chromium") or shutil.which("google-chrome"))
@@ -68,7 +71,11 @@ def docs(session: nox.Session) -> None:
     if "--serve" in session.posargs:
         watch = [option for folder in ("posenc_jax", "docs") for option in ("--watch", folder)]
         serving = {"NO_MKDOCS_2_WARNING": "1", "CHECK_INCLUDES": "false"}
-        session.run("mkdocs", "serve", "--no-strict", *watch, env=serving)
+        whole = Path("build/docs").exists()
+        if not whole:
+            session.warn("Figures and what code prints are missing until `nox -s docs` has run once.")
+        session.log("http://127.0.0.1:8000/ shows the site in a few seconds; Ctrl-C ends it.")
+        session.run("mkdocs", "serve", "--no-strict", *([] if whole else ["--quiet"]), *watch, env=serving)
         return
     session.log("1 of 5: draws the figures")
     session.run("python", "docs/figures.py")
@@ -90,7 +97,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def notebooks(session: nox.Session) -> None:
-    """Runs the notebooks that `nox -s docs` wrote, in Jupyter, 5 minutes; `-- rope` for one."""
+    """Runs the notebooks that `docs` wrote, in Jupyter, 5 minutes; `-- rope` for one."""
     install(session, "-e", ".[plot]", *group("notebooks"))
     cache = {"JAX_COMPILATION_CACHE_DIR": str(Path("build/compiled").resolve())}
     session.run("python", "docs/notebooks.py", "--run", *session.posargs, env=CPU | cache)
@@ -98,9 +105,10 @@ def notebooks(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Speed, memory and errors beside other libraries, all of them from Python 3.12 on, 20 minutes; `-- --quick`, 5.
+    """Speed, memory and errors beside other libraries, 20 minutes; `-- --quick`, 5.
 
-    An interrupted run goes on where it ended; `-- --fresh` starts over.
+    On Python 3.11, those that need 3.12 are left out. An interrupted run goes on where it ended; `-- --fresh`
+    starts over.
     """
     session.install(".", *group("bench"), *pins("jax"))
     session.install("--no-deps", *pins("jax_alone"))
@@ -117,7 +125,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def device(session: nox.Session) -> None:
-    """All tests on the NVIDIA GPU or the TPU that answers here."""
+    """All tests on the NVIDIA GPU or the TPU of this machine."""
     if shutil.which("nvidia-smi") and not subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode:
         extra, platform = "cuda13", "cuda"
     elif [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]:
@@ -134,6 +142,6 @@ def device(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("compiler", [nox.param(name, id=name) for name in COMPILERS])
 def compile(session: nox.Session, compiler: str) -> None:
-    """Every public function compiled for TPU v5e and v6e or for an H200, no device needed: fusions, temporaries."""
+    """Checks every function as compiled for TPUs or an H200, without one."""
     install(session, "-e", ".", *COMPILERS[compiler], *group("test"))
     pytest(session, "-s", "tests/devices/compile", "-m", f"compile_{compiler}", **NO_TPU)

@@ -332,11 +332,11 @@ def readme(page, result):
         written[label] = [f"{found[n]:{'.1e' if found[n] < 1 else '.1f'}}" if n in found else "" for n in peers]
     entries = {entry["name"]: medians(entry) for entry in result["speed"]}
     turned = entries["rotary, (1,4096,32,128), float32, half"]
-    written["Time of RoPE in float32, where copying its input takes 1"] = [
+    written["Time of RoPE in float32, (1,4096,32,128), where copying takes 1"] = [
         short(turned[n]) if n in turned else "" for n in peers
     ]
     for label, (ours, nnx, llama) in written.items():
-        page = replaced(page, label, f"{ours} | {nnx} | | {llama} |")
+        page = replaced(page, label, f"{ours} | {nnx} | {llama} |")
     turned = entries["rotary, (1,4096,32,128), bfloat16, half"]
     best = min(turned.keys() - {OURS}, key=turned.get)
     beside = f"{short(turned[best])}, {report.title(best)}, the fastest other"

@@ -11,9 +11,12 @@ import ast
 import difflib
 import importlib
 import inspect
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -143,7 +146,13 @@ def main() -> None:
     parser.add_argument("client", choices=NAMES)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    client = importlib.import_module(f"clients.{options.client}")
+    try:
+        client = importlib.import_module(f"clients.{options.client}")
+    except ModuleNotFoundError as error:
+        pins = tomllib.loads(Path(__file__).with_name("pins.toml").read_text(encoding="utf-8"))[options.client]
+        beside = ", and have a checkout of {} at {:.7} on PYTHONPATH".format(*pins.get("checkout", ("", "")))
+        install = shlex.join(["pip", "install", *pins["packages"]]) + beside * ("checkout" in pins)
+        sys.exit(f"{error.name} is not installed: {install}")
     if options.check:
         check(client)
     else:

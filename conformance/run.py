@@ -1,11 +1,12 @@
 """Runs the vectors through libraries: `python -m conformance.run --adapter NAME … [--markdown FILE]`.
 
-A name is that of a module of adapters/, or the path of a Python file, such as mine.py. Prints tables, and for each
-failure a line that runs its case again. A failure counts as "float32 phases" if rounding position times frequency to
-float32 explains an error of that size, and as "beyond float32 phases" if that rounding may reach a radian, which
-explains any error. Every other failure is run again in new processes: if the case fails only when run after others,
-as with a table that a library keeps from an earlier case, its line names them. Exits with 1 if a case failed, except
-with --markdown, which asks for the tables alone.
+A name is that of a module of adapters/, or the path of a Python file, such as mine.py. Prints tables, why cases were
+not offered, and for each failure a line that runs its case again; failures with the same message share one. A failure
+counts as "float32 phases" if rounding position times frequency to float32 explains an error of that size, and as
+"beyond float32 phases" if that rounding may reach a radian, which explains any error. Every other failure is run again
+in new processes: if the case fails only when run after others, as with a table that a library keeps from an earlier
+case, its line names them. Exits with 1 if a case failed or an adapter tried none, except with --markdown, which asks
+for the tables alone.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def load(folder=FOLDER):
 
 
 def judge(case, adapter):
-    """The outcome of a case, the largest error, and why it failed."""
+    """The outcome of a case, the largest error, None if there are no numbers to compare, and why it failed."""
     function = getattr(adapter, case["function"], None)
     if function is None:
         return ABSENT, None, f"no {case['function']}"
@@ -46,10 +47,10 @@ def judge(case, adapter):
     except NotOffered as reason:
         return ABSENT, None, str(reason)
     except Exception as error:  # an error for what it says it offers
-        return FAILED, float("inf"), f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        return FAILED, None, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     expected = np.array(case["expected"])
     if got.shape != expected.shape:
-        return FAILED, float("inf"), f"shape {got.shape}, expected {expected.shape}"
+        return FAILED, None, f"shape {got.shape}, expected {expected.shape}"
     errors = np.abs(got - expected)
     allowed = case["tolerance"]["absolute"] + case["tolerance"]["relative"] * np.abs(expected)
     worst = float(errors.max()) if np.isfinite(errors).all() else float("inf")
@@ -128,15 +129,30 @@ def repeat(name, earlier, case, why):
 
 def failures(name, outcomes):
     lines, tried = [], []
+    same = Counter(why for _, outcome, worst, why in outcomes if outcome == FAILED and worst is None)
     for case, outcome, worst, why in outcomes:
-        if outcome == FAILED:
+        if outcome == FAILED and (worst is not None or why in same):
             cases = [case["name"]] if why in (ROUNDED, LOST) else repeat(name, tried, case["name"], why)
-            lines.append(
-                f"python -m conformance.run --adapter {name} --case {' '.join(cases)}  # error {worst:.1e}, {why}"
-            )
+            said = f"{why}, {same.pop(why)} cases" if worst is None else f"error {worst:.1e}, {why}"
+            lines.append(f"python -m conformance.run --adapter {name} --case {' '.join(cases)}  # {said}")
         if outcome != ABSENT:
             tried.append(case["name"])
     return "\n".join(lines)
+
+
+def absences(name, outcomes):
+    """Lines that say why cases were not offered, and how many."""
+    reasons = Counter(why for _, outcome, _, why in outcomes if outcome == ABSENT)
+    return [f"{name} does not offer {count} cases: {why}" for why, count in reasons.most_common()]
+
+
+def uncalled(name, adapter, functions):
+    """A line that names the public functions of a file that no case calls, such as a misspelt one, if it has any."""
+    if not name.endswith(".py"):
+        return []
+    own = {x for x, f in vars(adapter).items() if getattr(f, "__module__", "") == adapter.__name__ and x[0] != "_"}
+    said = f"{name}: no case calls {', '.join(sorted(own - functions))}; cases call {', '.join(sorted(functions))}"
+    return [said] if own - functions else []
 
 
 def report(adapters, results):
@@ -150,7 +166,7 @@ def report(adapters, results):
     parts += [by(lambda case: case["name"].rsplit("-", 1)[1], named)]
     for name, outcomes in results.items():
         if lines := failures(name, outcomes):
-            count = len(lines.splitlines())
+            count = sum(outcome == FAILED for _, outcome, *_ in outcomes)
             head = f'<details markdown="1"><summary>{adapters[name].NAME}: {count} failures</summary>'
             parts += [f"{head}\n\n```text\n{lines}\n```\n\n</details>"]
     return "\n\n".join(parts) + "\n"
@@ -180,6 +196,8 @@ def main(arguments=None):
     chosen = [cases[name] for name in options.case or cases]
     if unknown := {name for name in options.adapter if not name.endswith(".py")} - {*ADAPTERS}:
         parser.error(f"no adapter {', '.join(sorted(unknown))}: there are {', '.join(ADAPTERS)}, or pass a file")
+    if missing := [name for name in options.adapter if name.endswith(".py") and not Path(name).is_file()]:
+        parser.error(f"no file {', '.join(missing)}")
     adapters = {}
     for name in options.adapter:
         try:
@@ -193,11 +211,16 @@ def main(arguments=None):
         print(*(line(name, *found) for name, outcomes in results.items() for found in outcomes), sep="\n")
     page = report(adapters, results) if options.markdown or not options.case else ""
     if not options.case:
-        print(page)
+        print(page, *sum(map(absences, results, results.values()), []), sep="\n")
+    functions = {case["function"] for case in cases.values()}
+    idle = [name for name, outcomes in results.items() if {outcome for _, outcome, *_ in outcomes} == {ABSENT}]
+    for name, adapter in adapters.items():
+        notes = uncalled(name, adapter, functions) + [f"{name}: no case was tried"] * (name in idle)
+        print(*notes, sep="\n", end="\n" * bool(notes), file=sys.stderr)
     if options.markdown:
         options.markdown.write_text(page, encoding="utf-8")
         return 0
-    return int(any(outcome == FAILED for outcomes in results.values() for _, outcome, *_ in outcomes))
+    return int(bool(idle) or any(outcome == FAILED for outcomes in results.values() for _, outcome, *_ in outcomes))
 
 
 if __name__ == "__main__":

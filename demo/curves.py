@@ -19,17 +19,22 @@ FAMILIES = {
 
 
 def of_results(results: dict[str, Any]) -> str:
-    """Who keeps the loss at a glance, and the loss by position, a figure for each family."""
+    """Who keeps the loss, at a glance."""
     length, longest = results["setup"]["length"], longest_window(results)
-    glance = picture(
+    return picture(
         lambda: beyond(results),
         "Dot chart: a row for each model, with the bits that bytes beyond the training length cost and those that the "
         "same bytes cost in windows of the training length.",
         f"The bytes at positions from {length} on in windows of {longest} (filled), and the same bytes in windows of "
         f"{length} (hollow). Left is better.",
     )
+
+
+def of_positions(results: dict[str, Any]) -> str:
+    """The loss by position, a figure for each family."""
+    length, longest = results["setup"]["length"], longest_window(results)
     limits = by_position_limits(results)
-    panels = [
+    return "".join(
         picture(
             functools.partial(by_position, results, family, limits),
             f"Line chart: held-out bits per byte against the position of the byte in its window. {title}.",
@@ -38,8 +43,7 @@ def of_results(results: dict[str, Any]) -> str:
         )
         for family, title in FAMILIES.items()
         if any(variant["family"] == family for variant in results["variants"].values())
-    ]
-    return f'<div class="grid">{glance}{"".join(panels)}</div>'
+    )
 
 
 def notes(results: dict[str, Any], family: str) -> str:

@@ -41,7 +41,6 @@ def text_table(results: dict[str, Any]) -> str:
 
 def result_table(results: dict[str, Any]) -> str:
     lengths, variants = words.lengths_of(results), results["variants"]
-    beyond = f"positions from {results['setup']['length']} on, against the same bytes in windows of {lengths[0]}"
     body = ""
     for name, variant in variants.items():
         cells = verdict(variant["beyond"]) + "".join(cell(window) for window in variant["windows"].values())
@@ -50,15 +49,14 @@ def result_table(results: dict[str, Any]) -> str:
         label = words.link(name, escape(variant["label"]))
         body += f'<tr><th scope="row">{label}</th>{cells}<td>{variant["parameters"]:,}</td>'
         body += f"<td>{training if seconds is None else f'{seconds:.0f} s'}</td></tr>"
+    beyond = f"verdict<br><small>beyond position {results['setup']['length']}</small>"
     columns = ["model", beyond, *(f"{n} bytes" for n in lengths), "parameters", "training"]  # the verdict fits a phone
     header = "".join(f'<th scope="col">{name}</th>' for name in columns)
     return scroll("Held-out bits per byte by length of the window; fewer are better", header, body)
 
 
 def cell(window: dict[str, Any]) -> str:
-    if window["bits_per_byte"] is not None:
-        return f"<td>{window['bits_per_byte']:.3f}</td>"
-    return f"<td>no answer<br><small>{escape(window['no_answer'])}</small></td>"
+    return "<td>no answer</td>" if window["bits_per_byte"] is None else f"<td>{window['bits_per_byte']:.3f}</td>"
 
 
 def verdict(change: dict[str, Any] | None) -> str:
@@ -91,9 +89,9 @@ def drawn(described: str) -> dict[str, str]:
     """The figures of a setup and its finished models, given as JSON so that the cache can compare them."""
     results = json.loads(described)
     if not results["variants"]:
-        return dict.fromkeys(("results", "training", "biases"), "")
-    found = {"results": curves.of_results(results), "training": curves.of_training(results)}
-    return found | {"biases": curves.of_biases(results)}
+        return dict.fromkeys(("results", "positions", "training", "biases"), "")
+    found = {"results": curves.of_results(results), "positions": curves.of_positions(results)}
+    return found | {"training": curves.of_training(results), "biases": curves.of_biases(results)}
 
 
 def page(results: dict[str, Any], tables: dict[str, np.ndarray]) -> str:
@@ -138,10 +136,11 @@ def page(results: dict[str, Any], tables: dict[str, np.ndarray]) -> str:
 <main>
 <h1>Positions in a small Transformer</h1>
 <p class="lede">{words.finding(results)}</p>
+<div class="grid">{figure["results"]}</div>
 <section><h2>Held-out bits per byte, within the training length and beyond</h2>
-{figure["results"]}
-{f"<p>{words.setting(results)}</p>" if results["variants"] else ""}
 {result_table(results) if results["variants"] else "<p>No model is finished yet.</p>"}
+{f"<p>{words.setting(results)}</p>" if results["variants"] else ""}
+<div class="grid">{figure["positions"]}</div>
 {words.measured(results) if results["variants"] else ""}
 </section>
 {biases}{rotary}

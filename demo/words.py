@@ -33,7 +33,7 @@ def lengths_of(results: dict[str, Any]) -> list[str]:
 
 
 def finding(results: dict[str, Any]) -> str:
-    """What came out beyond the training length, and what is still to come."""
+    """What was tried, what came out beyond the training length, and what is still to come."""
     variants, parts = results["variants"], []
     if not variants:
         return coming(results)
@@ -45,12 +45,10 @@ def finding(results: dict[str, Any]) -> str:
     told = {"gains": "fewer bits with", "keeps": "as many bits with", "loses": "more bits with"}
     found = "; ".join(f"{told[verdict]} {listing(labels)}" for verdict, labels in groups.items() if labels)
     if found:
-        answers = [v["beyond"] | {"label": v["label"]} for v in variants.values() if v["beyond"]]
-        lowest = min(answers, key=lambda answer: answer["beyond"])
         parts.append(
-            f"<strong>Beyond the training length</strong>, at positions from {short} on in windows of {long}, bytes "
-            f"cost {found}, beside the same bytes in windows of {short}. They cost the fewest, "
-            f"{lowest['beyond']:.2f}, with {lowest['label']}."
+            f"A small Transformer learned to predict the next byte of a text in windows of {short} bytes. "
+            f"<strong>Beyond position {short}, bytes in windows of {long} cost {found}</strong>, compared with windows "
+            f"of {short}."
         )
     none = [variant["label"] for variant in variants.values() if variant["beyond"] is None]
     if none:
@@ -65,9 +63,9 @@ def setting(results: dict[str, Any]) -> str:
     best, worst = min(cost, key=cost.__getitem__), max(cost, key=cost.__getitem__)
     span = f"from {cost[best]:.2f} bits with {best} to {cost[worst]:.2f} with {worst}"
     return (
-        f"A small Transformer learned to predict the next byte of the {data['text']}, in {results['steps']} steps on "
-        f"windows of {short} bytes, once with each of: {listing(cost)}. All else was the same, initial weights and "
-        "batches included. In windows of that length, from files that it had not seen, a byte then cost "
+        f"The text is the {data['text']}. The model was trained for {results['steps']} steps on windows of {short} "
+        f"bytes, once with each of: {listing(cost)}. All else was the same, initial weights and batches included. In "
+        "windows of that length, from files that it had not seen, a byte then cost "
         + (span if len(cost) > 1 else f"{cost[best]:.2f} bits with {best}")
         + ". Fewer are better."
     )

@@ -1,6 +1,6 @@
 """Reads the weights of a Hugging Face folder into a `decoder.Decoder`, one tensor after the other, onto a mesh.
 
-To be copied with `decoder.py`, or imported from this folder.
+To be copied with `decoder.py`, or imported from this folder. It needs safetensors (`pip install --group examples`).
 
 What does not fit is an error that names it: a folder without config.json, another family, a file that is missing or cut
 short, a tensor that is missing or has another shape, and one that the model would not use.

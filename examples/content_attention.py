@@ -31,7 +31,7 @@ weights of each. The program compares tiles with the formulas of `content_formul
 
     python examples/content_attention.py
 
-It takes five seconds on two cores.
+It prints the largest difference for each, some 1e-7 to 5e-6, and takes five seconds on two cores.
 
 He et al., "DeBERTa", 2021; Dai et al., "Transformer-XL", 2019; Shaw et al., "Self-Attention with Relative Position
 Representations", 2018; Li et al., "Exploring Plain Vision Transformer Backbones for Object Detection", 2022; Chen et

@@ -10,7 +10,8 @@ int32 position, and elsewhere in the model `pe.rotary` gives the same rotation.
 
     python examples/fused_rope.py
 
-It prints the largest differences of queries and keys from `pe.rotary` after a norm, after seven seconds on two cores.
+It prints the largest differences of queries and keys from `pe.rotary` after a norm, after seven seconds on two cores:
+1.6e-02 and 0. A few of a million numbers round to bfloat16 the other way, and its last place from 2 to 4 is 1.6e-02.
 Here the kernel runs in interpret mode. It compiles for TPUs v5e and v6e (tests/devices/compile/test_own_kernels.py);
 benchmarks/schedules.py counts its instructions. It is forward only: training needs a `jax.custom_vjp` around it.
 """

@@ -4,7 +4,8 @@
 
 FOLDER holds config.json, tokenizer.json and safetensors of a family of `decoder.py`. One prompt is streamed; several,
 of any lengths, are continued together. Nothing is downloaded: without FOLDER, `small_model.py` makes a folder, which
-takes two minutes on two cores. It prints the prompts with what follows.
+takes two minutes on two cores. It prints the prompts with what follows. To install what it needs, in a clone:
+`pip install ".[demo]" --group examples` (pip 25.1 or newer).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Trains a small Llama on the source of Python's standard library, 2 minutes, and writes a Hugging Face folder."""
+"""Trains a small Llama on the source of Python's standard library, 2 minutes, and writes a Hugging Face folder.
+
+`python examples/generate.py` runs it where it is given no folder; its docstring says what to install.
+"""
 
 from __future__ import annotations
 

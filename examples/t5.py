@@ -16,8 +16,9 @@ numbers are still random.
 
     python examples/t5.py [--steps N] [--implementation mosaic_gpu]
 
-It takes some ten seconds on two cores. With `mosaic_gpu`, kernels for a Hopper GPU compute attention in bfloat16, and
-the gradients, among them that of the table.
+It prints losses, then the share that is right at 16 and at 64 tokens, and takes a quarter of a minute on two cores.
+With `mosaic_gpu`, kernels for a Hopper GPU compute attention in bfloat16, and the gradients, among them that of the
+table.
 
 Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", 2020, section 2.1.
 """

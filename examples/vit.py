@@ -11,7 +11,8 @@ depends on the size of the grid, and no table ends. Some of the accuracy is lost
 
     python examples/vit.py [--positions {rope,sincos}] [--steps N]
 
-It takes some ten seconds for each kind of positions on two cores.
+It prints losses, then the share of images named right on four grids, and takes some ten seconds for each kind of
+positions on two cores.
 
 Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021; Heo et al., "Rotary Position Embedding for Vision
 Transformer", 2024.

@@ -14,6 +14,7 @@ import pytest
 
 from conformance import formulas, run, vectors
 from conformance.adapters import NotOffered
+from helpers.pages import text_of
 from oracles import encodings, rotations, spectra
 
 CASES = run.load()
@@ -137,17 +138,26 @@ def test_the_program_reports_a_failure_and_how_to_repeat_it(monkeypatch, capsys,
     assert run.main(arguments) == 0
 
 
-def test_an_adapter_may_be_a_file(capsys, tmp_path):
-    mine, case = tmp_path / "mine.py", "sinusoidal-64-10000-interleaved-near"
-    mine.write_text(
-        "from oracles.encodings import encode\n\n\ndef sinusoidal(positions, width, base, layout, **_):\n"
-        "    return encode(positions, width, base, layout)\n"
-    )
-    assert run.main(["--adapter", str(mine), "--case", case]) == 0
-    assert f"{case}: passed" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        run.main(["--adapter", "mine"])
-    assert "no adapter mine: there are posenc_jax, " in capsys.readouterr().err
+def test_the_file_that_readme_shows_runs_and_one_that_offers_nothing_fails(capsys, monkeypatch, tmp_path):
+    library = SimpleNamespace(sinusoids=lambda *arguments: encodings.encode(*arguments, "half"))
+    monkeypatch.setitem(sys.modules, "my_library", library)
+    mine = tmp_path / "mine.py"
+    code = re.search(r"```python\n(.*?)```", text_of("conformance/README.md"), re.DOTALL)[1]
+    mine.write_text(code)
+    assert run.main(["--adapter", str(mine)]) == 0
+    assert "| sinusoidal | 20 of 20 |" in capsys.readouterr().out
+    mine.write_text(code.replace("def sinusoidal", "def sinusoid"))
+    assert run.main(["--adapter", str(mine)]) == 1
+    said = capsys.readouterr()
+    assert "58 cases: no sinusoidal" in said.out and "no case calls sinusoid;" in said.err
+    monkeypatch.setattr(run, "repeat", lambda name, earlier, case, why: [case])
+    mine.write_text(code.replace(", axes=None", ""))
+    assert run.main(["--adapter", str(mine)]) == 1
+    assert capsys.readouterr().out.count(" argument 'axes'") == 1
+    for name, message in (("mine", "no adapter mine: there are posenc_jax, "), ("none.py", "no file none.py")):
+        with pytest.raises(SystemExit):
+            run.main(["--adapter", name])
+        assert message in capsys.readouterr().err
 
 
 def test_neither_the_runner_nor_the_formulas_import_a_library():
