@@ -61,8 +61,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CosSin",
-    "KVCache",
     "Frequencies",
+    "KVCache",
     "add_learned",
     "add_sinusoidal",
     "alibi",

@@ -34,7 +34,16 @@ class KVCache:
     position alone, so rows may have different lengths, and a slot that was never written is never seen. Rejected drafts
     need nothing: queries before them do not see them, and the token that takes a draft's position takes its slot.
 
-    Attributes:
+    Examples:
+      >>> import jax, jax.numpy as jnp
+      >>> import posenc_jax as pe
+      >>> cache = pe.kv_cache(batch=1, slots=4, heads=2, head_dim=8)
+      >>> cache = cache.extend(jnp.ones((1, 3, 2, 8)), jnp.ones((1, 3, 2, 8)), jnp.arange(3))
+      >>> beams = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), cache)
+      >>> beams.keys.shape
+      (2, 4, 2, 8)
+
+    Args:
       keys: floats (batch, slots, heads, head_dim), or (layers, batch, slots, heads, head_dim).
       values: likewise, (..., slots, heads, value_dim).
       positions: int32 (batch, slots), the same for all layers; the greatest int32 in empty slots.
@@ -97,7 +106,7 @@ class KVCache:
             message = "slots must be from 0 to {}"
             if slots is None:
                 message = "positions must increase along each row, and all that its queries see must fit into {} slots"
-            require(bool(fits.all()), message, size if slots is None else size - 1)
+            require(np.asarray(fits).all(), message, size if slots is None else size - 1)
         return KVCache(*arrays, self.window)
 
     def seen_from(self, positions: ArrayLike) -> dict[str, Any]:
@@ -121,7 +130,7 @@ def _parse_rows(name: str, x: Any, batch: int, tokens: int) -> jax.Array:
     x = checks.on_device(checks.array(name, x, checks.INTEGERS))
     shapes = ((tokens,), (batch, tokens))
     require(x.shape in shapes, "{} must have shape {} or {}, got {}", name, *shapes, x.shape)
-    return jnp.broadcast_to(x, (batch, tokens))
+    return x
 
 
 @compiled("extend")
@@ -147,20 +156,24 @@ def _extended(
     layer: Any,
     slots: Any,
 ) -> tuple[jax.Array, ...]:
-    size, narrow = held.shape[1], positions.astype(jnp.int32)
+    shape, size = key.shape[:2], held.shape[1]
+    positions = jnp.broadcast_to(positions, shape)
+    narrow = positions.astype(jnp.int32)
     is_token, fits = narrow != EMPTY, narrow == positions
     if slots is None:
         slots = narrow % size
-        # Of the tokens of the call: the first position, the last one, and the one before each.
+        # Of the tokens of the call: the first position, the last one, and the latest before each.
         latest = lax.cummax(jnp.where(is_token, narrow, _LEAST), 1)
         first, last = jnp.min(narrow, 1), latest[:, -1]
-        fits &= ~is_token | (narrow > jnp.pad(latest, ((0, 0), (1, 0)), constant_values=_LEAST)[:, :-1])
+        is_first = jnp.cumsum(is_token, 1, jnp.int32) == 1
+        fits &= is_first | (narrow > jnp.pad(latest, ((0, 0), (1, 0)), constant_values=_LEAST)[:, :-1])
         # What the slots must hold, from the oldest key that a query sees to the newest, drafts included.
         oldest = jnp.min(held, 1) if left is None else jnp.maximum(first, _LEAST + left) - left
         newest = jnp.max(jnp.where(held == EMPTY, _LEAST, held), 1)
         span = jnp.maximum(newest, last) - jnp.minimum(oldest, first)
         fits &= (span.astype(jnp.uint32) < size)[:, None]
     else:
+        slots = jnp.broadcast_to(slots, shape)
         fits &= (0 <= slots) & (slots < size)
     fits = jnp.all(fits | ~is_token, 1)
     key = jnp.where(fits[:, None, None, None], key, jnp.asarray(math.nan, key.dtype))
@@ -234,26 +247,38 @@ def kv_cache(
       ValueError: if a size is not positive, there are not more slots than left, or right is not None or 0.
 
     See Also:
-      `KVCache.extend`, and the recipes of caches.
+      The recipes "Use RoPE with a KV cache" (rings, drafts, prefixes, eviction).
+
+    Reference:
+      Pope et al., "Efficiently Scaling Transformer Inference", 2022, section 3.3; Jiang et al., "Mistral 7B", 2023,
+      section 2 (the ring).
     """
     left, right = parse_window(window)
     require(right in (None, 0), "window[1] must be None or 0, as queries see no later keys, got {}", right)
     slots = checks.length("slots", slots)
     require(left is None or left < slots, "slots must be more than window[0] = {}, got {}", left, slots)
-    leading = () if layers is None else (checks.positive_int("layers", layers),)
-    leading = (*leading, checks.positive_int("batch", batch), slots, checks.size("heads", heads))
-    widths = (
-        checks.size("head_dim", head_dim),
-        checks.size("value_dim", head_dim if value_dim is None else value_dim, 0),
-    )
-    dtype = checks.floating_dtype("dtype", dtype)
-    keys, values = (jnp.zeros((*leading, width), dtype, device=sharding) for width in widths)
-    spec = None
+    leading = () if layers is None else (checks.size("layers", layers),)
+    leading = (*leading, checks.size("batch", batch), slots, checks.size("heads", heads))
+    head_dim = checks.size("head_dim", head_dim)
+    value_dim = head_dim if value_dim is None else checks.size("value_dim", value_dim, 0)
+    dtype, of_positions = checks.floating_dtype("dtype", dtype), None
     if sharding is not None:
+        require_type(isinstance(sharding, NamedSharding), "sharding", "a NamedSharding", sharding)
         rows = (*sharding.spec, None, None, None)[len(leading) - 3 :][:2]
-        spec = NamedSharding(sharding.mesh, PartitionSpec(*rows))
-    return KVCache(keys, values, jnp.full(leading[-3:-1], EMPTY, jnp.int32, device=spec), (left, right))
+        of_positions = NamedSharding(sharding.mesh, PartitionSpec(*rows))
+    # One program makes all three. Arrays of a sharding are made by themselves: within a program it is but a hint.
+    make = _compiled_empty if sharding is None else _empty
+    return KVCache(*make(leading, (head_dim, value_dim), dtype, sharding, of_positions), (left, right))
 
+
+def _empty(
+    leading: tuple[int, ...], widths: tuple[int, int], dtype: Any, sharding: Any, of_positions: Any
+) -> tuple[jax.Array, ...]:
+    keys, values = (jnp.zeros((*leading, width), dtype, device=sharding) for width in widths)
+    return keys, values, jnp.full(leading[-3:-1], EMPTY, jnp.int32, device=of_positions)
+
+
+_compiled_empty = compiled("kv_cache", static_argnums=range(5))(_empty)
 
 jax.tree_util.register_dataclass(KVCache, ("keys", "values", "positions"), ("window",))
 jax.export.register_pytree_node_serialization(

@@ -179,23 +179,20 @@ def test_a_sliding_cache_behind_sinks():
     """StreamingLLM: two sinks and the last three tokens, at positions in the cache."""
     sinks, recent = 2, 3
     step = jax.jit(recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
-    cache = tuple(np.zeros((2, BATCH, sinks + recent, HEADS, WIDTH), np.float32))
+    cache = pe.kv_cache(BATCH, sinks + recent, HEADS, WIDTH)
     for n in range(SEQ):
-        cache, out = step(cache, *(x[:, n : n + 1] for x in (Q, K, V)), n)
+        cache, out = step(cache, *(x[:, n : n + 1] for x in (Q, K, V)), np.int32(n))
         kept = [*range(min(sinks, n + 1)), *range(max(sinks, n + 1 - recent), n + 1)]
         places = np.arange(len(kept))
         want = attention.dense(rotated(Q[:, n : n + 1], places[-1:]), rotated(K[:, kept], places), V[:, kept]).y
         assert_within(out, want, 3e-6, against=f"float64, step {n}")
 
 
-def test_decoding_with_a_cache_of_rotated_keys():
-    step, cache = (
-        jax.jit(recipe("decode(cache", rotate=rotate)),
-        (np.zeros((BATCH, SEQ, HEADS, WIDTH), np.float32),) * 2,
-    )
-    for p in range(3):
-        cache, out = step(cache, *(x[:, p : p + 1] for x in (Q, K, V)), p)
-        assert_within(np.asarray(out)[:, 0], WHOLE[:, p], 3e-6)
+def test_two_caches_merged():
+    """The first tokens of a row in one cache, and the others in another, which a row's queries may not reach yet."""
+    first = pe.kv_cache(BATCH, 8, HEADS, WIDTH).extend(rotate(K[:, :7]), V[:, :7], COUNTED[:7])
+    second = pe.kv_cache(BATCH, 8, HEADS, WIDTH).extend(rotate(K[:, 7:], COUNTED[7:]), V[:, 7:], COUNTED[7:])
+    assert_within(recipe("attend_both")(rotate(Q), COUNTED, first, second), WHOLE, 3e-6)
 
 
 def test_a_paged_cache_of_rows_at_different_positions():
@@ -211,14 +208,14 @@ def test_a_paged_cache_of_rows_at_different_positions():
 def test_decoding_with_m_rope():
     """A prompt of a token, an image of 2 × 4 patches and two tokens, and then one token more."""
     image = [[1, r, c] for r in (1, 2) for c in (1, 2, 3, 4)]
-    coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve slots
-    extend = jax.jit(recipe("extend", f=pe.multi_section(SPECTRUM, (1, 2, 1))))
-    caches = np.zeros((2, BATCH, 16, HEADS, WIDTH), np.float32)
+    coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve tokens
+    step = jax.jit(recipe("multimodal_step", f=pe.multi_section(SPECTRUM, (1, 2, 1))))
+    cache = pe.kv_cache(BATCH, 16, HEADS, WIDTH)
     angles = coordinates[:, None, [0, 1, 1, 2]] * omega(WIDTH, BASE)
     want = causal(*(rotations.rotate_by(x, angles, "half") for x in (Q, K)), V)
-    for slots in (COUNTED[:11], COUNTED[11:]):
-        out, caches = extend(*(x[:, slots] for x in (Q, K, V)), tuple(caches), slots, coordinates[slots])
-        assert_within(out, want[:, slots], 3e-6)
+    for index in (COUNTED[:11], COUNTED[11:]):
+        cache, out = step(cache, *(x[:, index] for x in (Q, K, V)), index, coordinates[index])
+        assert_within(out, want[:, index], 3e-6)
 
 
 def test_cameras_of_a_layer():

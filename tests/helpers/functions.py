@@ -151,6 +151,12 @@ def _by_cos_sin(x: Any, cos_sin: Any) -> jax.Array:
     return pe.rotary(x, cos_sin=pe.CosSin(*cos_sin, columns="pair"), head_axis=-2)
 
 
+def _cached(keys: Any, values: Any, held: Any, **tokens: Any) -> tuple[jax.Array, ...]:
+    """`KVCache.extend` of a cache of these arrays, as many slots as tokens."""
+    cache = pe.KVCache(keys, values, held, (None, None)).extend(**tokens)
+    return cache.keys, cache.values
+
+
 def _by_plan(x: Any, layer: Any, positions: Any, alpha: Any, slope: Any, bias: Any, heads: int) -> jax.Array:
     """`RotaryPlan.rotate` where `layer` is traced.
 
@@ -447,6 +453,22 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             **seen,
             exact=False,
         ),
+        "KVCache.extend, arrays": Row(
+            _cached,
+            ("bkhd", "bkhd"),
+            lambda keys, values, held, key, value, positions: (
+                np.concatenate([key[:, :-1], keys[:, -1:]], 1),
+                np.concatenate([value[:, :-1], values[:, -1:]], 1),
+            ),
+            keys=normal("bkhd"),
+            values=normal("bkhd"),
+            held=Named(np.full((batch, length), 2**31 - 1, np.int32), "bk"),
+            key=normal("bqhd"),
+            value=normal("bqhd"),
+            positions=Named(
+                np.tile([*count[:-1], 2**31 - 1], (batch, 1)).astype(np.int32), "bq"
+            ),  # the last is padding
+        ),
         "positions_from_lengths": Row(pe.positions_from_lengths, "bd", lengths=integers("bc", 0, 6), total=24),
         "positions_from_mask": Row(pe.positions_from_mask, "bq", mask=Named(normal("bq").value > 0, "bq")),
         "positions_from_segments": Row(pe.positions_from_segments, "bq", ids=integers("bq", 0, 2), padding=0),
@@ -537,10 +559,26 @@ STATIC = {
     "axial": Row(pe.axial, "", frequencies=8, num_axes=2, base=1e4),
     "geometric": Row(pe.geometric, "", dim=8, base=1e4, endpoint=True),
     "grid_positions": Row(pe.grid_positions, "", shape=(2, 3), order="row", leading=1),
+    "kv_cache": Row(
+        pe.kv_cache,
+        "",
+        **{"batch": 2, "slots": 5, "heads": 2, "head_dim": 8, "value_dim": 4, "layers": 2, "window": (3, None)},
+        dtype=jnp.float32,
+        sharding=None,
+    ),
+    "KVCache.extend": Row(
+        pe.kv_cache(2, 6, 1, 8, layers=2).extend,
+        "",
+        key=np.ones((2, 6, 1, 8), np.float32),
+        value=np.ones((2, 6, 1, 8), np.float32),
+        positions=np.arange(6, dtype=np.int32),
+        layer=1,
+        slots=np.arange(6, dtype=np.int32),
+    ),
     "join": Row(lambda frequencies, axes: pe.join(frequencies, 8, axes=axes), "", frequencies=8, axes=(0, 1)),
     "multi_section": Row(pe.multi_section, "", frequencies=8, sections=(2, 1, 1), interleaved=False),
     "multimodal_positions": Row(pe.multimodal_positions, "", parts=[2, (1, 2, 2)], following="side"),
 } | {scaling.function.__name__: Row(scaling.function, "", **scaling.arguments) for scaling in SCALINGS.values()}
 FUNCTIONS = STATIC | table()
 # Rows whose function is a wrapper above, which computes with the arrays before the public function checks them
-WRAPPED = "prope, query", "prope, key", "RotaryPlan.rotate, traced layer"
+WRAPPED = "prope, query", "prope, key", "RotaryPlan.rotate, traced layer", "KVCache.extend, arrays"

@@ -84,7 +84,7 @@ def test_public_names_are_documented():
         doc = getattr(pe, name).__doc__
         for part in ("Args:", "Examples:", ">>> "):
             assert part in doc, (name, part)
-        if name not in ("Frequencies", "CosSin"):
+        if name not in ("Frequencies", "CosSin", "KVCache"):
             for part in ("Returns:", "Raises:", "Reference:"):
                 assert part in doc, (name, part)
     public = {n for n in vars(pe) if not n.startswith("_") and not isinstance(vars(pe)[n], type(sys))}
@@ -93,8 +93,8 @@ def test_public_names_are_documented():
 
 
 # doctest finds functions in the public modules, but classes and module docstrings only in the modules that define them.
-PRIVATE = "_biases.formulas _flax.masks _frequencies.frequencies _rotary.cos_sin hf._apply hf._patches hf._plan"
-PRIVATE += " hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings"
+PRIVATE = "_attention.cache _biases.formulas _flax.masks _frequencies.frequencies _rotary.cos_sin hf._apply hf._patches"
+PRIVATE += " hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings"
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in f"hf kernels linen nnx plot {PRIVATE}".split())
 
 
