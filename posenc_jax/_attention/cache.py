@@ -70,15 +70,15 @@ class KVCache:
         Args:
           key: floats (batch, tokens, heads, head_dim) of the cache's dtype, any number of tokens.
           value: likewise, (batch, tokens, heads, value_dim).
-          positions: integers (tokens,) or (batch, tokens), which increase along each row. The greatest int32 marks
-            padding, anywhere, which is not stored.
+          positions: integers (tokens,) or (batch, tokens), which go up by one along each row, and begin at its next
+            position or, where drafts are rejected, before it; anywhere in an empty row. The greatest int32 marks
+            padding, which is not stored and may stand anywhere.
           layer: which layer of a cache for several; all of them take the same positions.
-          slots: integers (tokens,) or (batch, tokens), where to store the tokens instead. Nothing then checks that no
-            token is lost, nor that positions increase.
+          slots: integers (tokens,) or (batch, tokens), where to store the tokens instead. Nothing is checked then.
 
         Returns:
-          A new cache. Where a row would lose a key that its queries see, or positions do not increase, concrete
-          arguments raise, and traced ones store NaN as that row's keys, so its outputs are NaN too.
+          A new cache. Where a row leaves a position out, or would lose a key that its queries see, concrete arguments
+          raise, and traced ones store NaN as that row's keys, so its outputs are NaN too.
 
         Raises:
           TypeError: if key or value have another dtype than the cache, or positions, layer or slots are not integers.
@@ -105,7 +105,9 @@ class KVCache:
         if checks.is_concrete(fits) and is_on_host(fits):
             message = "slots must be from 0 to {}"
             if slots is None:
-                message = "positions must increase along each row, and all that its queries see must fit into {} slots"
+                message = (
+                    "positions must go on in each row, one by one, and all that queries see must fit into {} slots"
+                )
             require(np.asarray(fits).all(), message, size if slots is None else size - 1)
         return KVCache(*arrays, self.window)
 
@@ -162,14 +164,16 @@ def _extended(
     is_token, fits = narrow != EMPTY, narrow == positions
     if slots is None:
         slots = narrow % size
-        # Of the tokens of the call: the first position, the last one, and the latest before each.
+        # In the call, a position is one more than the latest before it.
         latest = lax.cummax(jnp.where(is_token, narrow, _LEAST), 1)
-        first, last = jnp.min(narrow, 1), latest[:, -1]
-        is_first = jnp.cumsum(is_token, 1, jnp.int32) == 1
-        fits &= is_first | (narrow > jnp.pad(latest, ((0, 0), (1, 0)), constant_values=_LEAST)[:, :-1])
-        # What the slots must hold, from the oldest key that a query sees to the newest, drafts included.
+        before = jnp.pad(latest, ((0, 0), (1, 0)), constant_values=_LEAST)[:, :-1]
+        fits &= (narrow == before + 1) | (jnp.cumsum(is_token, 1, jnp.int32) == 1)
+        # The first is at most one more than the newest of the row, which may be a draft, unless the row is empty.
+        first, last, is_held = jnp.min(narrow, 1), latest[:, -1], held != EMPTY
+        newest = jnp.max(jnp.where(is_held, held, _LEAST), 1)
+        fits &= ((first <= newest + 1) | ~jnp.any(is_held, 1))[:, None]
+        # The slots hold all from the oldest key that a query sees to the newest.
         oldest = jnp.min(held, 1) if left is None else jnp.maximum(first, _LEAST + left) - left
-        newest = jnp.max(jnp.where(held == EMPTY, _LEAST, held), 1)
         span = jnp.maximum(newest, last) - jnp.minimum(oldest, first)
         fits &= (span.astype(jnp.uint32) < size)[:, None]
     else:
