@@ -72,7 +72,7 @@ def attend(
     seen = {"query_positions": positions, "key_positions": positions, "causal": True, "window": window}
     if cache is not None:
         cache = cache.extend(k, v, positions, layer=layer)
-        k, v = (x if layer is None else x[layer] for x in (cache.keys, cache.values))
+        k, v = (x if layer is None else x[:, layer] for x in (cache.keys, cache.values))
         seen = cache.seen_from(positions)
     v = v if values_in_keys is None else k[..., :values_in_keys]
     return pe.attention(q, k, v, **seen, **options), cache

@@ -44,7 +44,7 @@ class KVCache:
       (2, 4, 2, 8)
 
     Args:
-      keys: floats (batch, slots, heads, head_dim), or (layers, batch, slots, heads, head_dim).
+      keys: floats (batch, slots, heads, head_dim), or (batch, layers, slots, heads, head_dim).
       values: likewise, (..., slots, heads, value_dim).
       positions: int32 (batch, slots), the same for all layers; the greatest int32 in empty slots.
       window: (left, right), as `attention` takes it.
@@ -94,11 +94,11 @@ class KVCache:
             require(needed <= size, message, tokens, needed, "" if left is None else f" with a window of {left}", size)
         else:
             slots = _parse_rows("slots", slots, batch, tokens)
-        layers = self.keys.shape[:-4]
-        if layers:
-            require(layer is not None, "layer must be given for a cache of {} layers", layers[0])
+        layers = self.keys.shape[1] if self.keys.ndim == 5 else None
+        if layers is not None:
+            require(layer is not None, "layer must be given for a cache of {} layers", layers)
             layer = checks.zero_dimensional("layer", layer, checks.INTEGERS)
-            checks.within(layer, 0, layers[0] - 1, f"layer must be from 0 to {layers[0] - 1}, got {{}}")
+            checks.within(layer, 0, layers - 1, f"layer must be from 0 to {layers - 1}, got {{}}")
         else:
             require(layer is None, "layer must be None for a cache without layers, got {}", layer)
         arrays, fits = _extend(self, key, value, positions, layer, slots)
@@ -123,7 +123,7 @@ class KVCache:
     def _parse(self, name: str, x: Any) -> jax.Array:
         x, held = checks.floats(name, x, ("batch", "tokens", "heads", "width")), getattr(self, f"{name}s")
         require_type(x.dtype == held.dtype, name, f"an array of the cache's dtype, {held.dtype}", x)
-        shape = (held.shape[-4], x.shape[1], *held.shape[-2:])
+        shape = (held.shape[0], x.shape[1], *held.shape[-2:])
         require(x.shape == shape, "{} must have shape {}, got {}", name, shape, x.shape)
         return x
 
@@ -164,17 +164,17 @@ def _extended(
     is_token, fits = narrow != EMPTY, narrow == positions
     if slots is None:
         slots = narrow % size
-        # In the call, a position is one more than the latest before it.
-        latest = lax.cummax(jnp.where(is_token, narrow, _LEAST), 1)
-        before = jnp.pad(latest, ((0, 0), (1, 0)), constant_values=_LEAST)[:, :-1]
-        fits &= (narrow == before + 1) | (jnp.cumsum(is_token, 1, jnp.int32) == 1)
+        # The token of a row after n others is at its first position and n.
+        after = jnp.cumsum(is_token, 1, jnp.int32) - 1
+        first, oldest = jnp.min(narrow, 1), jnp.min(held, 1)
+        fits &= narrow - after == first[:, None]
         # The first is at most one more than the newest of the row, which may be a draft, unless the row is empty.
-        first, last, is_held = jnp.min(narrow, 1), latest[:, -1], held != EMPTY
-        newest = jnp.max(jnp.where(is_held, held, _LEAST), 1)
-        fits &= ((first <= newest + 1) | ~jnp.any(is_held, 1))[:, None]
+        newest = jnp.max(jnp.where(held == EMPTY, _LEAST, held), 1)
+        fits &= ((first <= newest + 1) | (oldest == EMPTY))[:, None]
         # The slots hold all from the oldest key that a query sees to the newest.
-        oldest = jnp.min(held, 1) if left is None else jnp.maximum(first, _LEAST + left) - left
-        span = jnp.maximum(newest, last) - jnp.minimum(oldest, first)
+        if left is not None:
+            oldest = jnp.maximum(first, _LEAST + left) - left
+        span = jnp.maximum(newest, first + after[:, -1]) - jnp.minimum(oldest, first)
         fits &= (span.astype(jnp.uint32) < size)[:, None]
     else:
         slots = jnp.broadcast_to(slots, shape)
@@ -187,16 +187,19 @@ def _extended(
 
 
 def _write(x: jax.Array, new: jax.Array, slots: jax.Array, layer: Any) -> jax.Array:
-    """An array with new rows (batch, tokens, …) in these slots; XLA splits the batch of this scatter over devices."""
-    index, axis = slots[..., None], 0
+    """An array with new rows (batch, tokens, …) in these slots, of a layer if it has some.
+
+    XLA splits the batch of this scatter over devices, and TPUs compile it without a loop, as the batch comes first.
+    """
+    index, places = slots[..., None], (1,)
     if layer is not None:
-        index, axis = jnp.concatenate([jnp.broadcast_to(layer, index.shape).astype(index.dtype), index], -1), 1
-    places = (*range(axis), axis + 1)
+        layer = jnp.broadcast_to(layer, index.shape).astype(index.dtype)
+        index, places = jnp.concatenate([layer, index], -1), (1, 2)
     dimensions = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(2, new.ndim)),
         inserted_window_dims=places,
         scatter_dims_to_operand_dims=places,
-        operand_batching_dims=(axis,),
+        operand_batching_dims=(0,),
         scatter_indices_batching_dims=(0,),
     )
     return lax.scatter(x, index, new, dimensions, mode=lax.GatherScatterMode.FILL_OR_DROP)
@@ -238,7 +241,7 @@ def kv_cache(
       heads: the number of key heads.
       head_dim: features of a key.
       value_dim: features of a value; None for head_dim, 0 if values are features of the keys.
-      layers: None for one layer, or how many share positions; then arrays begin with an axis of layers.
+      layers: None for one layer, or how many share positions.
       window: (left, right) as `attention` takes it: queries at $p$ see keys from $p - \text{left}$. None for no bound.
       dtype: of keys and values.
       sharding: of the keys, which values and positions follow.
@@ -261,15 +264,15 @@ def kv_cache(
     require(right in (None, 0), "window[1] must be None or 0, as queries see no later keys, got {}", right)
     slots = checks.length("slots", slots)
     require(left is None or left < slots, "slots must be more than window[0] = {}, got {}", left, slots)
-    leading = () if layers is None else (checks.size("layers", layers),)
-    leading = (*leading, checks.size("batch", batch), slots, checks.size("heads", heads))
+    batch, axis = checks.size("batch", batch), () if layers is None else (checks.size("layers", layers),)
+    leading = (batch, *axis, slots, checks.size("heads", heads))
     head_dim = checks.size("head_dim", head_dim)
     value_dim = head_dim if value_dim is None else checks.size("value_dim", value_dim, 0)
     dtype, of_positions = checks.floating_dtype("dtype", dtype), None
     if sharding is not None:
         require_type(isinstance(sharding, NamedSharding), "sharding", "a NamedSharding", sharding)
-        rows = (*sharding.spec, None, None, None)[len(leading) - 3 :][:2]
-        of_positions = NamedSharding(sharding.mesh, PartitionSpec(*rows))
+        spec = (*sharding.spec, None, None, None)
+        of_positions = NamedSharding(sharding.mesh, PartitionSpec(spec[0], spec[len(axis) + 1]))
     # One program makes all three. Arrays of a sharding are made by themselves: within a program it is but a hint.
     make = _compiled_empty if sharding is None else _empty
     return KVCache(*make(leading, (head_dim, value_dim), dtype, sharding, of_positions), (left, right))
@@ -279,7 +282,7 @@ def _empty(
     leading: tuple[int, ...], widths: tuple[int, int], dtype: Any, sharding: Any, of_positions: Any
 ) -> tuple[jax.Array, ...]:
     keys, values = (jnp.zeros((*leading, width), dtype, device=sharding) for width in widths)
-    return keys, values, jnp.full(leading[-3:-1], EMPTY, jnp.int32, device=of_positions)
+    return keys, values, jnp.full((leading[0], leading[-2]), EMPTY, jnp.int32, device=of_positions)
 
 
 _compiled_empty = compiled("kv_cache", static_argnums=range(5))(_empty)

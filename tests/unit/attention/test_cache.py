@@ -212,10 +212,10 @@ def test_each_layer_of_a_cache_is_a_cache():
         return cache.extend(x, x[..., :0], p, layer=layer), None
 
     deep, _ = jax.jit(lambda c: jax.lax.scan(body, c, np.arange(3, dtype=np.int32)))(cache_of(**widths))
-    assert deep.values.shape == (3, BATCH, LENGTH, KV_HEADS, 0) and deep.positions.shape == (BATCH, LENGTH)
+    assert deep.values.shape == (BATCH, 3, LENGTH, KV_HEADS, 0) and deep.positions.shape == (BATCH, LENGTH)
     keys, positions = map(np.asarray, (deep.keys, deep.positions))
     np.testing.assert_array_equal(positions[1], np.where(COUNTED < TOKENS, COUNTED, EMPTY))
-    np.testing.assert_array_equal(keys[:, :, :TOKENS], K[:, :TOKENS] * np.float32([1, 2, 3]).reshape(-1, 1, 1, 1, 1))
+    np.testing.assert_array_equal(keys[:, :, :TOKENS], K[:, None, :TOKENS] * np.float32([1, 2, 3]).reshape(3, 1, 1, 1))
     assert not keys[:, :, TOKENS:].any()
 
 
