@@ -230,7 +230,8 @@ def kv_cache(
       ...     return cache, pe.attention(q, cache.keys, cache.values, **cache.seen_from(p))
       >>> tokens = jnp.ones((2, 3, 4, 16))
       >>> cache, out = step(cache, tokens, tokens, tokens, jnp.arange(3))
-      >>> cache, out = step(cache, *3 * [tokens[:, :1]], jnp.array([[3], [2]]))  # the second row takes its draft back
+      >>> token = tokens[:, :1]  # the second row's last one was a rejected draft
+      >>> cache, out = step(cache, token, token, token, jnp.array([[3], [2]]))
       >>> cache.positions[:, 2:5]
       Array([[         2,          3, 2147483647],
              [         2, 2147483647, 2147483647]], dtype=int32)
