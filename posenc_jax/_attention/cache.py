@@ -109,7 +109,7 @@ class KVCache:
                     "positions must go on in each row, one by one, and all that queries see must fit into {} slots"
                 )
             require(np.asarray(fits).all(), message, size if slots is None else size - 1)
-        return KVCache(*arrays, self.window)
+        return KVCache(*arrays, window=self.window)
 
     def seen_from(self, positions: ArrayLike) -> dict[str, Any]:
         """Arguments of `attention` for queries at these positions: each sees the keys up to its own, in the window."""
@@ -276,7 +276,7 @@ def kv_cache(
         of_positions = NamedSharding(sharding.mesh, PartitionSpec(spec[0], spec[len(axis) + 1]))
     # One program makes all three. Arrays of a sharding are made by themselves: within a program it is but a hint.
     make = _compiled_empty if sharding is None else _empty
-    return KVCache(*make(leading, (head_dim, value_dim), dtype, sharding, of_positions), (left, right))
+    return KVCache(*make(leading, (head_dim, value_dim), dtype, sharding, of_positions), window=(left, right))
 
 
 def _empty(
