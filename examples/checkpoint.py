@@ -188,5 +188,5 @@ def axes_of(path: Sequence[Any], ndim: int) -> list[str | None]:
 
 
 def put_cache(cache: Any, mesh: Mesh) -> Any:
-    axes = {5: ("batch", None, None, "heads"), 2: ("batch",)}
+    axes = {5: ("batch", None, None, "heads"), 3: ("batch",)}
     return jax.tree.map(lambda x: put(x, mesh, axes[x.ndim]), cache)

@@ -71,9 +71,11 @@ def attend(
     """
     seen = {"query_positions": positions, "key_positions": positions, "causal": True, "window": window}
     if cache is not None:
+        if cache.window not in (window, (None, None)):
+            raise ValueError(f"the cache's window is {cache.window}, and the layer's {window}")
         cache = cache.extend(k, v, positions, layer=layer)
-        k, v = (x if layer is None else x[:, layer] for x in (cache.keys, cache.values))
-        seen = cache.seen_from(positions)
+        own = cache if layer is None else jax.tree.map(lambda x: x[:, layer], cache)
+        k, v, seen = own.keys, own.values, own.seen_from(positions) | {"window": window}
     v = v if values_in_keys is None else k[..., :values_in_keys]
     return pe.attention(q, k, v, **seen, **options), cache
 

@@ -23,16 +23,16 @@ from posenc_jax._jax.sharding import sharded_as
 from posenc_jax._jax.workarounds import compiled
 
 EMPTY = np.iinfo(np.int32).max  # the position of empty slots: after every query, so no query sees them
-_LEAST = np.iinfo(np.int32).min
+LOST = np.iinfo(np.int32).min  # the position of all slots in a row that has lost a token
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KVCache:
     r"""Keys and values of tokens, and where each token stands: what `kv_cache` makes and `extend` returns.
 
-    A pytree of arrays, for `jax.jit` with donation, `jax.lax.scan`, `jax.vmap` and checkpoints. A slot is known by its
-    position alone, so rows may have different lengths, and a slot that was never written is never seen. Rejected drafts
-    need nothing: queries before them do not see them, and the token that takes a draft's position takes its slot.
+    A pytree of arrays, for `jax.jit` with donation, `jax.lax.scan`, `jax.vmap` and checkpoints. Attention masks by the
+    position of each slot, so rows may have different lengths, and a slot that was never written is never seen. A call
+    that begins at an earlier position takes back what stands there and after it, such as rejected drafts.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -46,7 +46,7 @@ class KVCache:
     Args:
       keys: floats (batch, slots, heads, head_dim), or (batch, layers, slots, heads, head_dim).
       values: likewise, (..., slots, heads, value_dim).
-      positions: int32 (batch, slots), the same for all layers; the greatest int32 in empty slots.
+      positions: int32 (batch, slots), or (batch, layers, slots); the greatest int32 in empty slots.
       window: (left, right), as `attention` takes it.
     """
 
@@ -70,23 +70,24 @@ class KVCache:
         Args:
           key: floats (batch, tokens, heads, head_dim) of the cache's dtype, any number of tokens.
           value: likewise, (batch, tokens, heads, value_dim).
-          positions: integers (tokens,) or (batch, tokens), which go up by one along each row, and begin at its next
-            position or, where drafts are rejected, before it; anywhere in an empty row. The greatest int32 marks
+          positions: integers (tokens,) or (batch, tokens), consecutive in each row. The first is the row's next
+            position, or an earlier one to take tokens back; any but −2³¹ in an empty row. The greatest int32 marks
             padding, which is not stored and may stand anywhere.
-          layer: which layer of a cache for several; all of them take the same positions.
-          slots: integers (tokens,) or (batch, tokens), where to store the tokens instead. Nothing is checked then.
+          layer: which layer of a cache for several, each a cache of its own.
+          slots: integers (tokens,) or (batch, tokens), where to store the tokens instead, whatever their positions.
 
         Returns:
-          A new cache. Where a row leaves a position out, or would lose a key that its queries see, concrete arguments
-          raise, and traced ones store NaN as that row's keys, so its outputs are NaN too.
+          A new cache. Where a row leaves a position out, or would lose a key that its queries see, the call raises if
+          the values are known (on a CPU). Else all keys of the row are NaN from then on, and so are its outputs.
 
         Raises:
           TypeError: if key or value have another dtype than the cache, or positions, layer or slots are not integers.
           ValueError: if shapes do not fit, or a window leaves too few slots for so many tokens: left + tokens.
         """
         key, value = self._parse("key", key), self._parse("value", value)
-        batch, size = self.positions.shape
-        tokens, left = key.shape[1], self.window[0]
+        batch, size, tokens, left = len(self.positions), self.positions.shape[-1], key.shape[1], self.window[0]
+        require(tokens, "key must have at least one token, got shape {}", key.shape)
+        checks.unsharded("the cache's positions", self.positions)
         positions = _parse_rows("positions", positions, batch, tokens)
         if slots is None:
             needed = tokens if left is None else left + tokens
@@ -105,10 +106,9 @@ class KVCache:
         if checks.is_concrete(fits) and is_on_host(fits):
             message = "slots must be from 0 to {}"
             if slots is None:
-                message = (
-                    "positions must go on in each row, one by one, and all that queries see must fit into {} slots"
-                )
-            require(np.asarray(fits).all(), message, size if slots is None else size - 1)
+                message = "positions must go on one by one, and what queries see must fit into {} slots"
+            row, size = int(np.asarray(fits).argmin()), size if slots is None else size - 1
+            require(np.asarray(fits).all(), message + "; they do not in row {}", size, row)
         return KVCache(*arrays, window=self.window)
 
     def seen_from(self, positions: ArrayLike) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class KVCache:
             "query_positions": positions,
             "key_positions": self.positions,
             "causal": True,
-            "window": (self.window[0], None),
+            "window": self.window,
         }
 
     def _parse(self, name: str, x: Any) -> jax.Array:
@@ -141,7 +141,8 @@ def _extend(
 ) -> tuple[list[jax.Array], jax.Array]:
     """The arrays of the cache with these tokens, and whether each row may take them."""
     arrays = cache.keys, cache.values, cache.positions
-    like = tuple([x] for x in (*arrays, cache.positions[:, 0]))
+    first = cache.positions if layer is None else cache.positions[:, 0]
+    like = tuple([x] for x in (*arrays, first[:, 0]))
     extended = functools.partial(_extended, cache.window[0])
     *arrays, fits = sharded_as(like, extended, *arrays, key, value, positions, layer, slots)
     return arrays, fits
@@ -151,39 +152,49 @@ def _extended(
     left: int | None,
     keys: jax.Array,
     values: jax.Array,
-    held: jax.Array,
+    all_held: jax.Array,
     key: jax.Array,
     value: jax.Array,
     positions: jax.Array,
     layer: Any,
     slots: Any,
 ) -> tuple[jax.Array, ...]:
-    shape, size = key.shape[:2], held.shape[1]
+    shape, size, is_layer = key.shape[:2], all_held.shape[-1], True
+    if layer is not None:
+        is_layer = (0 <= layer) & (layer < all_held.shape[1])
+        layer = jnp.where(is_layer, layer, 0).astype(jnp.int32)
+    held = all_held if layer is None else lax.dynamic_index_in_dim(all_held, layer, 1, keepdims=False)
     positions = jnp.broadcast_to(positions, shape)
-    narrow = positions.astype(jnp.int32)
-    is_token, fits = narrow != EMPTY, narrow == positions
+    narrow, is_token, oldest = positions.astype(jnp.int32), positions != EMPTY, jnp.min(held, 1)
+    # No position wraps in the cast from a wider dtype.
+    fits = (narrow.astype(positions.dtype) == positions) & ((narrow < 0) == (positions < 0)) & is_layer
+    fits &= (oldest != LOST)[:, None]
     if slots is None:
         slots = narrow % size
         # The token of a row after n others is at its first position and n.
         after = jnp.cumsum(is_token, 1, jnp.int32) - 1
-        first, oldest = jnp.min(narrow, 1), jnp.min(held, 1)
-        fits &= narrow - after == first[:, None]
-        # The first is at most one more than the newest of the row, which may be a draft, unless the row is empty.
-        newest = jnp.max(jnp.where(held == EMPTY, _LEAST, held), 1)
+        first = jnp.min(jnp.where(is_token, narrow, EMPTY), 1)
+        fits &= (narrow - after == first[:, None]) & (narrow != LOST)
+        # The first is at most one more than the newest of the row, unless the row is empty.
+        newest = jnp.max(jnp.where(held == EMPTY, LOST, held), 1)
         fits &= ((first <= newest + 1) | (oldest == EMPTY))[:, None]
         # The slots hold all from the oldest key that a query sees to the newest.
         if left is not None:
-            oldest = jnp.maximum(first, _LEAST + left) - left
+            oldest = jnp.maximum(first, LOST + left) - left
         span = jnp.maximum(newest, first + after[:, -1]) - jnp.minimum(oldest, first)
         fits &= (span.astype(jnp.uint32) < size)[:, None]
+        held = jnp.where(held < first[:, None], held, EMPTY)  # takes back what stood there
     else:
         slots = jnp.broadcast_to(slots, shape)
         fits &= (0 <= slots) & (slots < size)
+        slots = slots.astype(jnp.int32)
     fits = jnp.all(fits | ~is_token, 1)
     key = jnp.where(fits[:, None, None, None], key, jnp.asarray(math.nan, key.dtype))
-    slots = jnp.where(is_token, slots, size)
-    layers = _write(keys, key, slots, layer), _write(values, value, slots, layer)
-    return *layers, _write(held, narrow, slots, None), fits
+    slots = jnp.where(is_token, jnp.where(fits[:, None], slots, narrow % size), size)
+    held = _write(jnp.where(fits[:, None], held, LOST), narrow, slots, None)
+    if layer is not None:
+        held = lax.dynamic_update_index_in_dim(all_held, held, layer, 1)
+    return _write(keys, key, slots, layer), _write(values, value, slots, layer), held, fits
 
 
 def _write(x: jax.Array, new: jax.Array, slots: jax.Array, layer: Any) -> jax.Array:
@@ -191,18 +202,9 @@ def _write(x: jax.Array, new: jax.Array, slots: jax.Array, layer: Any) -> jax.Ar
 
     XLA splits the batch of this scatter over devices, and TPUs compile it without a loop, as the batch comes first.
     """
-    index, places = slots[..., None], (1,)
-    if layer is not None:
-        layer = jnp.broadcast_to(layer, index.shape).astype(index.dtype)
-        index, places = jnp.concatenate([layer, index], -1), (1, 2)
-    dimensions = lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(range(2, new.ndim)),
-        inserted_window_dims=places,
-        scatter_dims_to_operand_dims=places,
-        operand_batching_dims=(0,),
-        scatter_indices_batching_dims=(0,),
-    )
-    return lax.scatter(x, index, new, dimensions, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    at = (lambda s: s) if layer is None else (lambda s: (layer, s))
+    put = lambda x, new, s: x.at[at(s)].set(new, mode="drop", wrap_negative_indices=False)  # noqa: E731
+    return jax.vmap(put)(x, new, slots)
 
 
 @public
@@ -238,11 +240,11 @@ def kv_cache(
 
     Args:
       batch: the number of rows.
-      slots: how many tokens a row holds. With a window, calls of $n$ tokens need left + $n$ of them, and hold no more.
+      slots: how many tokens a row holds, drafts included. With a window, left + $n$ serve calls of $n$ tokens.
       heads: the number of key heads.
       head_dim: features of a key.
       value_dim: features of a value; None for head_dim, 0 if values are features of the keys.
-      layers: None for one layer, or how many share positions.
+      layers: None for one layer, or their number.
       window: (left, right) as `attention` takes it: queries at $p$ see keys from $p - \text{left}$. None for no bound.
       dtype: of keys and values.
       sharding: of the keys, which values and positions follow.
@@ -272,8 +274,7 @@ def kv_cache(
     dtype, of_positions = checks.floating_dtype("dtype", dtype), None
     if sharding is not None:
         require_type(isinstance(sharding, NamedSharding), "sharding", "a NamedSharding", sharding)
-        spec = (*sharding.spec, None, None, None)
-        of_positions = NamedSharding(sharding.mesh, PartitionSpec(spec[0], spec[len(axis) + 1]))
+        of_positions = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: len(axis) + 2]))
     # One program makes all three. Arrays of a sharding are made by themselves: within a program it is but a hint.
     make = _compiled_empty if sharding is None else _empty
     return KVCache(*make(leading, (head_dim, value_dim), dtype, sharding, of_positions), window=(left, right))
@@ -283,7 +284,7 @@ def _empty(
     leading: tuple[int, ...], widths: tuple[int, int], dtype: Any, sharding: Any, of_positions: Any
 ) -> tuple[jax.Array, ...]:
     keys, values = (jnp.zeros((*leading, width), dtype, device=sharding) for width in widths)
-    return keys, values, jnp.full((leading[0], leading[-2]), EMPTY, jnp.int32, device=of_positions)
+    return keys, values, jnp.full(leading[:-1], EMPTY, jnp.int32, device=of_positions)
 
 
 _compiled_empty = compiled("kv_cache", static_argnums=range(5))(_empty)

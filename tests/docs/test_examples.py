@@ -3,6 +3,7 @@
 `nox -f maintenance.py -s parity` compares T5 and the decoder with transformers.
 """
 
+import functools
 import importlib
 import sys
 
@@ -15,6 +16,7 @@ import posenc_jax as pe
 from helpers.closeness import assert_within
 from helpers.modules import drawn
 from helpers.pages import ROOT
+from oracles import attention, rotations
 
 RNG = np.random.default_rng(0)
 
@@ -36,6 +38,33 @@ def test_rope_in_a_block_of_a_vit_sees_differences_of_positions_alone(example):
     here, there, other = (np.asarray(block(x, p)) for p in (grid, grid + np.int32([100, -30]), grid[:, ::-1]))
     assert_within(there, here, 1e-5, against="the same grid elsewhere")
     assert np.abs(other - here).max() > 1e-3
+
+
+def test_grouped_attention_with_a_cache_is_that_of_the_whole(example):
+    """In float64, in two windows; a cache of another window is refused."""
+    rotate = functools.partial(pe.rotary, frequencies=8, head_axis=-2)
+    x, p = RNG.normal(size=(2, 6, 16)).astype(np.float32), np.arange(6, dtype=np.int32)
+
+    def make(window):
+        layer = example("grouped_attention").GroupedQueryAttention
+        return layer(16, 4, 2, 8, rotate, window=window, rngs=nnx.Rngs(0))
+
+    for window in ((None, None), (2, None)):
+        layer = drawn(functools.partial(make, window), RNG)
+        q, k, v = (
+            (x @ np.asarray(getattr(layer, f"{name}_proj").kernel[...], np.float64)).reshape(2, 6, -1, 8)
+            for name in "qkv"
+        )
+        q, k = (rotations.rotate_by(z, p[:, None, None] * pe.geometric(8).angular, "half") for z in (q, k))
+        y = attention.dense(q, k, v, seen=attention.may_see(p, p, causal=True, window=window)).y
+        want = y.reshape(2, 6, -1) @ np.asarray(layer.o_proj.kernel[...], np.float64)
+        assert_within(nnx.jit(layer)(x, p)[0], want, 1e-4)
+        cache = pe.kv_cache(2, 6, 2, 8, window=window)
+        first, cache = nnx.jit(layer)(x[:, :4], p[:4], cache)
+        second, _ = nnx.jit(layer)(x[:, 4:], p[4:], cache)
+        assert_within(np.concatenate([first, second], 1), want, 1e-4)
+    with pytest.raises(ValueError, match="the cache's window is"):
+        layer(x, p, pe.kv_cache(2, 9, 2, 8, window=(3, None)))
 
 
 @pytest.mark.slow

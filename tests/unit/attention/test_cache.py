@@ -81,7 +81,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("start", [0, LEAST, EMPTY - LENGTH], ids=["from 0", "from the least", "to the greatest"])
+@pytest.mark.parametrize("start", [0, LEAST + 1, EMPTY - LENGTH], ids=["from 0", "from the least", "to the greatest"])
 @pytest.mark.parametrize("kind", CACHES)
 def test_every_way_of_making_a_sequence_gives_its_attention(kind, start):
     """Of float64, at the ends of int32 too, and stores the same bits."""
@@ -117,14 +117,10 @@ def test_rejected_drafts_are_as_if_they_had_never_been():
 # What is lost
 
 
-def keys_after(settings, calls, traced):
-    """The keys after calls, by jit or concrete; the second row counts its tokens from 0."""
-    cache, extend = cache_of(**settings), jax.jit(pe.KVCache.extend) if traced else pe.KVCache.extend
-    x = np.ones((BATCH, 3, KV_HEADS, WIDTH), np.float32)
-    for start, call in zip((0, 2, 4), calls, strict=False):
-        other = [start, start + 1, EMPTY] if start < 4 else [EMPTY] * 3
-        cache = extend(cache, x, x, np.array([call, other], np.int32))
-    return np.asarray(cache.keys)
+def calls_of(lost):
+    """Calls of three tokens: the first row's positions, and the second row's, which counts two at a time."""
+    for start, call in zip((0, 2, 4), lost, strict=False):
+        yield np.array([call, [start, start + 1, EMPTY] if start < 4 else [EMPTY] * 3], np.int32)
 
 
 FIRST, SMALL, NARROW = [0, 1, EMPTY], {"slots": 4}, {"slots": 5, "window": (2, None)}
@@ -135,32 +131,44 @@ LOST = {  # positions of the first row in each call, of which the last is wrong;
     "twice": (SMALL, [1, 1, EMPTY]),
     "backwards": (SMALL, [1, 0, EMPTY]),
     "backwards behind padding": (SMALL, [1, EMPTY, 0]),
-    "the least twice": (SMALL, [LEAST, LEAST, EMPTY]),
+    "the least": ({}, [LEAST, LEAST + 1, EMPTY]),
     "a draft beyond the slots": (SMALL, FIRST, [1, 2, 3], [2, 3, 4]),
-    "too far back in a ring": (NARROW, [4, 5, 6], [3, EMPTY, EMPTY]),
+    "too far back in a ring": (NARROW, [4, 5, 6], [3, 4, 5]),
+    "after a draft that was taken back": ({}, [0, 1, 2], [1, EMPTY, EMPTY], [3, EMPTY, EMPTY]),
     "a ring that is used again": (NARROW, [8, 9, 10], [0, 1, 2]),
 }
 
 
 @pytest.mark.parametrize("what", LOST)
-def test_a_token_that_would_be_lost_raises_or_gives_nan_in_its_row(what):
-    settings, *calls = LOST[what]
-    with pytest.raises(ValueError, match="^KVCache.extend: positions must go on in each row, one by one, and all that"):
-        keys_after(settings, calls, traced=False)
-    assert np.isnan(keys_after(settings, calls, traced=True)).any((1, 2, 3)).tolist() == [True, False]
-    keys_after(settings, calls[:-1], traced=False)  # the calls before it are right
+def test_a_token_that_would_be_lost_raises_or_gives_nan_from_then_on(what):
+    """In its row alone, whatever comes after it."""
+    settings, *lost = LOST[what]
+    *right, wrong = calls_of(lost)
+    x, q = np.ones((BATCH, 3, KV_HEADS, WIDTH), np.float32), np.ones((BATCH, 3, 2 * KV_HEADS, WIDTH), np.float32)
+    cache = cache_of(**settings)
+    for call in right:
+        cache = cache.extend(x, x, call)
+    with pytest.raises(ValueError, match=r"^KVCache.extend: positions must go on one by one, .* not in row 0$"):
+        cache.extend(x, x, wrong)
+    none = [EMPTY] * 3
+    for call in (wrong, np.int32([[5, 6, EMPTY], none]), np.int32([[0, 1, EMPTY], none])):
+        cache, out = step(cache, q, x, x, call)
+        is_nan = np.isnan(out).all((2, 3))
+        assert (is_nan[0] | (call[0] == EMPTY)).all() and not is_nan[1].any()
 
 
 def test_slots_say_where_tokens_go():
     """Whatever else is there; a slot out of range gives NaN, or raises."""
     x, p = RNG.normal(size=(BATCH, 3, KV_HEADS, WIDTH)).astype(np.float32), np.int32([[9, 9, EMPTY], [5, 4, 9]])
-    cache = cache_of().extend(x, 2 * x, p, slots=[4, 2, 2] * np.ones((BATCH, 1), np.int32))
+    cache = cache_of().extend(x, 2 * x, p, slots=np.int32([[4, 2, 2], [2, 4, 0]]))
     keys, positions = map(np.asarray, (cache.keys, cache.positions))
-    np.testing.assert_array_equal(positions[:, [2, 4]], [[9, 9], [9, 5]])
+    np.testing.assert_array_equal(positions[:, [2, 4]], [[9, 9], [5, 4]])
     np.testing.assert_array_equal(keys[0, [2, 4]], x[0, [1, 0]])
-    assert not keys[:, 3].any()
+    assert positions[1, 0] == 9 and not keys[:, 3].any()
     for slot in (-1, LENGTH):
-        with pytest.raises(ValueError, match=f"^KVCache.extend: slots must be from 0 to {LENGTH - 1}$"):
+        with pytest.raises(
+            ValueError, match=f"^KVCache.extend: slots must be from 0 to {LENGTH - 1}; they do not in row 0$"
+        ):
             cache.extend(x, x, p, slots=np.int32([0, slot, 1]))
         assert np.isnan(jax.jit(cache.extend)(x, x, p, slots=np.int32([0, slot, 1])).keys).any()
 
@@ -183,6 +191,13 @@ ONES = np.ones((BATCH, 3, KV_HEADS, WIDTH), np.float32)
         ),
         ({"layers": 2}, {}, r"layer must be given for a cache of 2 layers"),
         ({"layers": 2}, {"layer": 2}, r"layer must be from 0 to 1, got 2"),
+        ({"layers": 2}, {"layer": -1}, r"layer must be from 0 to 1, got -1"),
+        ({}, {"key": ONES[:, :0], "value": ONES[:, :0]}, r"key must have at least one token, got shape (2, 0, 2, 8)"),
+        (
+            {},
+            {"value": ONES.astype(jnp.bfloat16)},
+            r"value must be an array of the cache's dtype, float32, got bfloat16",
+        ),
         ({}, {"layer": 0}, r"layer must be None for a cache without layers, got 0"),
         ({"dtype": jnp.bfloat16}, {}, r"key must be an array of the cache's dtype, bfloat16, got float32"),
     ],
@@ -204,19 +219,21 @@ def test_a_window_needs_slots_and_has_no_right_side():
 
 
 def test_each_layer_of_a_cache_is_a_cache():
-    """In a scan over layers, with values of no features; `step` makes the same of one layer alone."""
-    p, widths = COUNTED[:TOKENS].astype(np.int32), {"layers": 3, "value_dim": 0}
+    """In a scan over layers, of which one gets nothing; a traced layer that does not exist loses the row."""
+    p = COUNTED[:TOKENS].astype(np.int32)
 
     def body(cache, layer):
         x = K[:, :TOKENS] * (layer + 1).astype(np.float32)
-        return cache.extend(x, x[..., :0], p, layer=layer), None
+        return cache.extend(x, -x[..., :4], p, layer=layer), None
 
-    deep, _ = jax.jit(lambda c: jax.lax.scan(body, c, np.arange(3, dtype=np.int32)))(cache_of(**widths))
-    assert deep.values.shape == (BATCH, 3, LENGTH, KV_HEADS, 0) and deep.positions.shape == (BATCH, LENGTH)
-    keys, positions = map(np.asarray, (deep.keys, deep.positions))
-    np.testing.assert_array_equal(positions[1], np.where(COUNTED < TOKENS, COUNTED, EMPTY))
-    np.testing.assert_array_equal(keys[:, :, :TOKENS], K[:, None, :TOKENS] * np.float32([1, 2, 3]).reshape(3, 1, 1, 1))
-    assert not keys[:, :, TOKENS:].any()
+    run = jax.jit(lambda cache, layers: jax.lax.scan(body, cache, layers)[0])
+    deep = jax.tree.map(np.asarray, run(cache_of(layers=3, value_dim=4), np.int32([0, 2])))
+    want = K[:, None, :TOKENS] * np.float32([1, 0, 3]).reshape(3, 1, 1, 1)
+    np.testing.assert_array_equal(deep.keys[:, :, :TOKENS], want)
+    np.testing.assert_array_equal(deep.values[:, :, :TOKENS], -want[..., :4])
+    np.testing.assert_array_equal(deep.positions[1, [0, 2]], [np.where(COUNTED < TOKENS, COUNTED, EMPTY)] * 2)
+    assert (deep.positions[:, 1] == EMPTY).all()
+    assert np.isnan(run(cache_of(layers=3, value_dim=4), np.int32([3, 1])).keys).any((1, 2, 3, 4)).all()
 
 
 def test_a_donated_cache_is_updated_in_place():
@@ -228,20 +245,42 @@ def test_a_donated_cache_is_updated_in_place():
     assert memory.alias_size_in_bytes == size and memory.temp_size_in_bytes < size / 8
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_a_split_cache_communicates_nothing(kind):
+@pytest.mark.parametrize(("kind", "layers"), [(AxisType.Auto, None), (AxisType.Explicit, 2)])
+def test_a_split_cache_communicates_nothing(kind, layers):
     mesh = jax.make_mesh((2, 2), ("rows", "heads"), axis_types=(kind, kind))
-    spec = P("rows", None, "heads")
+    spec, layer = P("rows", None, "heads"), layers and np.int32(1)
+    whole = NamedSharding(mesh, spec if layers is None else P("rows", None, None, "heads"))
+    settings, extend, p = (
+        {"value_dim": 4, "layers": layers},
+        jax.jit(pe.KVCache.extend),
+        COUNTED[:TOKENS].astype(np.int32),
+    )
+    call = K[:, :TOKENS], V[:, :TOKENS, :, :4]
     with jax.set_mesh(mesh):
-        cache = cache_of(sharding=NamedSharding(mesh, spec))
-        call = jax.device_put((K[:, :TOKENS], V[:, :TOKENS]), NamedSharding(mesh, spec))
-        extend, p = jax.jit(pe.KVCache.extend), COUNTED[:TOKENS].astype(np.int32)
-        got = extend(cache, *call, p)
-        text = extend.lower(cache, *call, p).compile().as_text()
-    assert got.keys.sharding.is_equivalent_to(NamedSharding(mesh, spec), 4)
-    assert got.positions.sharding.is_equivalent_to(NamedSharding(mesh, P("rows")), 2)
+        cache, split = cache_of(sharding=whole, **settings), jax.device_put(call, NamedSharding(mesh, spec))
+        got = extend(cache, *split, p, layer=layer)
+        text = extend.lower(cache, *split, p, layer=layer).compile().as_text()
+    for made in (cache, got):
+        assert all(x.sharding.is_equivalent_to(whole, x.ndim) for x in (made.keys, made.values))
+        assert made.positions.sharding.is_equivalent_to(NamedSharding(mesh, P("rows")), made.positions.ndim)
     assert not re.search("all-|collective", text)
-    jax.tree.map(np.testing.assert_array_equal, got, cache_of().extend(K[:, :TOKENS], V[:, :TOKENS], p))
+    jax.tree.map(np.testing.assert_array_equal, got, cache_of(**settings).extend(*call, p, layer=layer))
+
+
+def test_positions_of_other_dtypes():
+    """Wide ones outside int32 lose their row; others are positions like int32's."""
+    with jax.enable_x64(True):
+        extend = jax.jit(pe.KVCache.extend)
+        for p in (np.arange(3), np.arange(3, dtype=np.uint32), np.arange(3, dtype=np.uint8)):
+            positions = np.asarray(extend(cache_of(), ONES, ONES, p).positions)
+            np.testing.assert_array_equal(positions[:, :4], [[0, 1, 2, EMPTY]] * 2)
+        for p in (
+            [0, 1, 2**32 + 2],
+            [0, 1, 2**32 + EMPTY],
+            [2**32, 2**32 + 1, 2**32 + 2],
+            np.uint32([0, 1, 2**32 - 1]),
+        ):
+            assert np.isnan(extend(cache_of(), ONES, ONES, np.asarray(p)).keys).any((1, 2, 3)).all()
 
 
 def test_a_cache_goes_through_vmap_export_and_pickle():
