@@ -180,7 +180,7 @@ def _extended(
         fits &= ((first <= newest + 1) | (oldest == EMPTY))[:, None]
         # The slots hold all from the oldest key that a query sees to the newest.
         if left is not None:
-            oldest = jnp.maximum(first, LOST + left) - left
+            oldest = first - left  # where it wraps, nothing is older than the first
         span = jnp.maximum(newest, first + after[:, -1]) - jnp.minimum(oldest, first)
         fits &= (span.astype(jnp.uint32) < size)[:, None]
         held = jnp.where(held < first[:, None], held, EMPTY)  # takes back what stood there

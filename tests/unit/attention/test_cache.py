@@ -132,6 +132,7 @@ LOST = {  # positions of the first row in each call, of which the last is wrong;
     "backwards": (SMALL, [1, 0, EMPTY]),
     "backwards behind padding": (SMALL, [1, EMPTY, 0]),
     "the least": ({}, [LEAST, LEAST + 1, EMPTY]),
+    "from one end of int32 to the other": ({}, [EMPTY - 2, EMPTY - 1, EMPTY], [LEAST + 5, LEAST + 6, EMPTY]),
     "a draft beyond the slots": (SMALL, FIRST, [1, 2, 3], [2, 3, 4]),
     "too far back in a ring": (NARROW, [4, 5, 6], [3, 4, 5]),
     "after a draft that was taken back": ({}, [0, 1, 2], [1, EMPTY, EMPTY], [3, EMPTY, EMPTY]),
@@ -269,6 +270,8 @@ def test_a_cache_split_over_eight_devices_is_extended_without_communication(kind
     for made in (cache, split[0]):
         assert all(x.sharding.is_equivalent_to(whole, x.ndim) for x in (made.keys, made.values))
         assert made.positions.sharding.is_equivalent_to(NamedSharding(mesh, P("rows")), made.positions.ndim)
+    by_slots = NamedSharding(mesh, P("rows", "heads"))
+    assert pe.kv_cache(4, LENGTH, 1, WIDTH, sharding=by_slots).positions.sharding.is_equivalent_to(by_slots, 2)
     assert not re.search("all-|collective", text)
     jax.tree.map(np.testing.assert_array_equal, split[0], one[0])
     assert_within(split[1], one[1], 3e-6)
@@ -285,7 +288,7 @@ def test_positions_of_other_dtypes():
             [0, 1, 2**32 + 2],
             [0, 1, 2**32 + EMPTY],
             [2**32, 2**32 + 1, 2**32 + 2],
-            np.uint32([0, 1, 2**32 - 1]),
+            2**32 - 3 + np.arange(3, dtype=np.uint32),
         ):
             assert np.isnan(extend(cache_of(), ONES, ONES, np.asarray(p)).keys).any((1, 2, 3)).all()
 
