@@ -171,7 +171,10 @@ def test_slots_say_where_tokens_go():
             ValueError, match=f"^KVCache.extend: slots must be from 0 to {LENGTH - 1}; they do not in row 0$"
         ):
             cache.extend(x, x, p, slots=np.int32([0, slot, 1]))
-        assert np.isnan(jax.jit(cache.extend)(x, x, p, slots=np.int32([0, slot, 1])).keys).any()
+        lost = jax.jit(cache.extend)(x, x, p, slots=np.int32([0, slot, 1]))
+        assert np.isnan(lost.keys).any()
+        later = jax.jit(lost.extend)(x, x, p, slots=np.int32([0, 1, 2]))
+        assert not np.asarray(later.keys)[:, :2].any()  # nothing more is stored
 
 
 ONES = np.ones((BATCH, 3, KV_HEADS, WIDTH), np.float32)
@@ -220,20 +223,23 @@ def test_a_window_needs_slots_and_has_no_right_side():
 
 
 def test_each_layer_of_a_cache_is_a_cache():
-    """In a scan over layers, of which one gets nothing; a traced layer that does not exist loses the row."""
-    p = COUNTED[:TOKENS].astype(np.int32)
+    """In a scan over layers at positions of their own; a traced layer that does not exist loses the row."""
 
     def body(cache, layer):
         x = K[:, :TOKENS] * (layer + 1).astype(np.float32)
+        p = COUNTED[:TOKENS].astype(np.int32) + np.int32(3) * layer
         return cache.extend(x, -x[..., :4], p, layer=layer), None
 
     run = jax.jit(lambda cache, layers: jax.lax.scan(body, cache, layers)[0])
     deep = jax.tree.map(np.asarray, run(cache_of(layers=3, value_dim=4), np.int32([0, 2])))
-    want = K[:, None, :TOKENS] * np.float32([1, 0, 3]).reshape(3, 1, 1, 1)
-    np.testing.assert_array_equal(deep.keys[:, :, :TOKENS], want)
-    np.testing.assert_array_equal(deep.values[:, :, :TOKENS], -want[..., :4])
-    np.testing.assert_array_equal(deep.positions[1, [0, 2]], [np.where(COUNTED < TOKENS, COUNTED, EMPTY)] * 2)
-    assert (deep.positions[:, 1] == EMPTY).all()
+    for layer in range(3):
+        is_held = (3 * layer <= COUNTED) & (COUNTED < 3 * layer + TOKENS) & (layer != 1)
+        np.testing.assert_array_equal(deep.positions[1, layer], np.where(is_held, COUNTED, EMPTY))
+        keys, values = deep.keys[:, layer], deep.values[:, layer]
+        assert not keys[:, ~is_held].any() and not values[:, ~is_held].any()
+        if layer != 1:
+            np.testing.assert_array_equal(keys[:, is_held], K[:, :TOKENS] * np.float32(layer + 1))
+            np.testing.assert_array_equal(values[:, is_held], -keys[:, is_held][..., :4])
     assert np.isnan(run(cache_of(layers=3, value_dim=4), np.int32([3, 1])).keys).any((1, 2, 3, 4)).all()
 
 
