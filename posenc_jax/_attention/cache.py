@@ -85,7 +85,7 @@ class KVCache:
           ValueError: if shapes do not fit, or a window leaves too few slots for so many tokens: left + tokens.
         """
         key, value = self._parse("key", key), self._parse("value", value)
-        batch, size, tokens, left = len(self.positions), self.positions.shape[-1], key.shape[1], self.window[0]
+        (batch, *_, size), tokens, left = self.positions.shape, key.shape[1], self.window[0]
         require(tokens, "key must have at least one token, got shape {}", key.shape)
         checks.unsharded("the cache's positions", self.positions)
         positions = _parse_rows("positions", positions, batch, tokens)
