@@ -43,7 +43,7 @@ class GroupedQueryAttention(nnx.Module):
     def __call__(
         self, x: jax.Array, positions: jax.Array, cache: pe.KVCache | None = None, **options: Any
     ) -> tuple[jax.Array, pe.KVCache | None]:
-        """Takes x (batch, tokens, width) and its positions; returns the same shape, and the cache with its tokens."""
+        """Takes x (batch, tokens, width) and its positions; returns the same shape, and the cache."""
         y, cache = attend(*self.heads_of(x, positions), positions, cache, **self.options, **options)
         return self.o_proj(y.reshape(*x.shape[:2], -1)), cache
 
