@@ -6,6 +6,7 @@ Without a cache it attends within x. With one, x is the next tokens: a prompt or
 
 from __future__ import annotations
 
+# --8<-- [start:layer]
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,6 @@ from flax import nnx
 import posenc_jax as pe
 
 
-# --8<-- [start:layer]
 class GroupedQueryAttention(nnx.Module):
     """`rotate(x, positions)` rotates queries and keys (batch, tokens, heads, head_dim)."""
 
@@ -49,7 +49,8 @@ class GroupedQueryAttention(nnx.Module):
 
     def heads_of(self, x: jax.Array, positions: jax.Array) -> tuple[jax.Array, ...]:
         """Rotated queries, rotated keys, and values."""
-        q, k, v = (p(x).reshape(*x.shape[:2], -1, self.head_dim) for p in (self.q_proj, self.k_proj, self.v_proj))
+        projections = self.q_proj, self.k_proj, self.v_proj
+        q, k, v = (p(x).reshape(*x.shape[:2], -1, self.head_dim) for p in projections)
         return self.rotate(q, positions), self.rotate(k, positions), v
 
 
