@@ -35,7 +35,8 @@ class GroupedQueryAttention(nnx.Module):
         dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
-        linear = functools.partial(nnx.Linear, use_bias=use_bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
+        options = {"use_bias": use_bias, "dtype": dtype, "param_dtype": dtype}
+        linear = functools.partial(nnx.Linear, **options, rngs=rngs)
         self.q_proj, self.o_proj = linear(width, heads * head_dim), linear(heads * head_dim, width)
         self.k_proj, self.v_proj = (linear(width, kv_heads * head_dim) for _ in range(2))
         self.head_dim, self.rotate, self.options = head_dim, rotate, {"window": window, "scale": scale}
