@@ -221,7 +221,7 @@ class Attention(GroupedQueryAttention):
     """Attention of a layer in the period, as its plan and window have it."""
 
     def __init__(self, s: Settings, layer: int, *, rngs: nnx.Rngs) -> None:
-        self.settings, self.layer = s, layer
+        self.settings = s
         sizes = s.width, s.heads, s.kv_heads, s.head_dim
         rotate = functools.partial(s.plan.rotate, layer=layer, head_axis=-2)
         options = {"window": s.windows[layer], "use_bias": s.attention_bias, "dtype": s.dtype, "rngs": rngs}

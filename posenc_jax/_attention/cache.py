@@ -73,7 +73,7 @@ class KVCache:
           positions: integers (tokens,) or (batch, tokens), consecutive in each row. The first is the row's next
             position, or an earlier one to take tokens back; any but −2³¹ in an empty row. The greatest int32 marks
             padding, which is not stored and may stand anywhere.
-          layer: which layer of a cache for several, each a cache of its own.
+          layer: which layer, of a cache for several. `jax.tree.map(lambda x: x[:, layer], cache)` is that layer alone.
           slots: integers (tokens,) or (batch, tokens), where to store the tokens instead, whatever their positions.
 
         Returns:
@@ -190,6 +190,7 @@ def _extended(
         slots = slots.astype(jnp.int32)
     fits = jnp.all(fits | ~is_token, 1)
     key = jnp.where(fits[:, None, None, None], key, jnp.asarray(math.nan, key.dtype))
+    # A lost row's NaN lands in a slot that exists, and padding in none.
     slots = jnp.where(is_token, jnp.where(fits[:, None], slots, narrow % size), size)
     held = _write(jnp.where(fits[:, None], held, LOST), narrow, slots, None)
     if layer is not None:
@@ -275,7 +276,7 @@ def kv_cache(
     if sharding is not None:
         require_type(isinstance(sharding, NamedSharding), "sharding", "a NamedSharding", sharding)
         of_positions = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[: len(axis) + 2]))
-    # One program makes all three. Arrays of a sharding are made by themselves: within a program it is but a hint.
+    # One program makes all three arrays. Sharded ones are made outside it, where their sharding is more than a hint.
     make = _compiled_empty if sharding is None else _empty
     return KVCache(*make(leading, (head_dim, value_dim), dtype, sharding, of_positions), window=(left, right))
 
