@@ -8,6 +8,8 @@ transformers 5.23.0 and 5.24.0, which need not be installed.
 """
 
 from posenc_jax.hf._apply import HeadScale
+from posenc_jax.hf._diffusion import diffusion_rotary_from_config
+from posenc_jax.hf._diffusion_plan import DiffusionPlan
 from posenc_jax.hf._multimodal import positions_from_tokens
 from posenc_jax.hf._patches import PatchGrid
 from posenc_jax.hf._plan import QueryScale, RotaryLayer, RotaryPlan
@@ -18,12 +20,14 @@ from posenc_jax.hf._vision_plan import VisionPlan
 from posenc_jax.hf._write import plan_to_config
 
 __all__ = [
+    "DiffusionPlan",
     "HeadScale",
     "PatchGrid",
     "QueryScale",
     "RotaryLayer",
     "RotaryPlan",
     "VisionPlan",
+    "diffusion_rotary_from_config",
     "frequencies_from_rope_parameters",
     "plan_to_config",
     "positions_from_tokens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -101,6 +101,16 @@ def parse_width(x: Any, widths: set[int], name: str = "x") -> jax.Array:
     expected = " or ".join(map(str, sorted(widths, reverse=True)))
     require(x.shape[-1] in widths, "{} must have {} features in this layer, got shape {}", name, expected, x.shape)
     return x
+
+
+def rotate_slices(x: jax.Array, slices: int, rotate: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Rotates each slice of the features, whose pairs have their members in the halves of the slice."""
+    if slices == 1:
+        return rotate(x)
+    checks.unsharded("x", x)
+    *rows, width = x.shape  # for `rotate`, pairs have their members in the halves of all features
+    halves = x.reshape(*rows, slices, 2, width // (2 * slices)).swapaxes(-3, -2)
+    return rotate(halves.reshape(x.shape)).reshape(halves.shape).swapaxes(-3, -2).reshape(x.shape)
 
 
 def rotate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -208,15 +209,10 @@ class VisionPlan(RotaryPlan):
           Hugging Face transformers 5.23.0: the attention of the towers' own modules.
         """
         options: Any = {"head_axis": head_axis, "role": role, "scaled": scaled, "parameters": parameters}
+        rotate = functools.partial(super().rotate, layer=layer, positions=positions, **options)
         if self.slices == 1 or self.layout == "interleaved":
-            return super().rotate(x, layer, positions, **options)
-        x = _apply.parse_width(x, {self.layers[0].head_dim})
-        checks.unsharded("x", x)
-        # A pair has its members in the halves of a slice, and for `rotary` in those of a head.
-        *rows, width = x.shape
-        halves = x.reshape(*rows, self.slices, 2, width // (2 * self.slices)).swapaxes(-3, -2)
-        y = super().rotate(halves.reshape(x.shape), layer, positions, **options)
-        return y.reshape(halves.shape).swapaxes(-3, -2).reshape(x.shape)
+            return rotate(x)
+        return _apply.rotate_slices(_apply.parse_width(x, {self.layers[0].head_dim}), self.slices, rotate)
 
     @public
     def shift_keys(self, keys: ArrayLike, layer: int | jax.Array, offset: ArrayLike, **options: Any) -> jax.Array:

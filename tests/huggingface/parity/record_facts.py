@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
+import diffusers
 import forward
 import torch
 import transformers
@@ -26,15 +27,18 @@ from embeddings import keys_of, modeling_of, new_embedding
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from posenc_jax.hf import _diffusion_models as diffusion
 from posenc_jax.hf import _models
 from posenc_jax.hf._multimodal_models import MULTIMODAL
 from posenc_jax.hf._towers import TOWERS
+from posenc_jax.hf._values import speaks_of_positions
 
 PATH = Path(_models.__file__).parent / "facts.json"
 ABOUT = {
-    "about": "What transformers does for each model type that no config says; what is usual is left out.",
+    "about": "What transformers and diffusers do for each model that no config says; what is usual is left out.",
     "command": "nox -f maintenance.py -s parity -- --facts",
     "transformers": transformers.__version__,
+    "diffusers": diffusers.__version__,
 }
 SCALES = "query_pre_attn_scalar", "attention_multiplier"
 # Keys of configs on which a plan depends: sizes, rope settings, layers, windows and scales; then keys of towers.
@@ -54,6 +58,16 @@ VALUES = set(
     memory_attention_hidden_size memory_attention_num_layers memory_attention_num_attention_heads
     memory_attention_rope_theta memory_attention_downsample_rate memory_attention_rope_feat_sizes
     memory_attention_rope_k_sizes
+""".split()
+)
+# Keys of diffusers' classes on which a plan depends, beside those that speak of positions
+DIFFUSION = set(
+    """
+    attention_head_dim num_attention_heads hidden_size dim n_heads axes_dims axes_dims_a axes_lens mrope_section
+    patch_size patch_size_t sample_height sample_width scale_factor vae_scale_factors base_height base_width
+    causal_offset audio_freqs_scaling audio_patch_size_t audio_num_attention_heads audio_attention_head_dim
+    audio_cross_attention_dim audio_scale_factor audio_sampling_rate audio_hop_length pos_embed_max_pos
+    audio_pos_embed_max_pos pos_embed_max_size
 """.split()
 )
 BASES = """
@@ -447,6 +461,12 @@ def placeholders_of(config_class):
     return {name: token for name, token in ids.items() if token is not None}
 
 
+def diffusion_of(name):
+    """The keys of a class of diffusers that concern positions, and its values for them."""
+    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters.values()
+    return {x.name: x.default for x in parameters if x.name in DIFFUSION or speaks_of_positions(x.name)}
+
+
 def facts():
     """All facts, by the sections of the file."""
     classes = {name: CONFIG_MAPPING[name] for name in sorted(CONFIG_MAPPING)}
@@ -462,6 +482,7 @@ def facts():
         "towers": {name: x for name, x in found.items() if name in TOWERS},
         "parts": dict(sorted(parts.items())),
         "placeholders": {name: placeholders_of(x) for name, x in classes.items() if name in MULTIMODAL},
+        "diffusion": {name: diffusion_of(name) for name in sorted(diffusion.MODELS | diffusion.TABLES)},
         "without_rope": {name: {"rotates": False} for name in sorted(classes.keys() - {*found, *parts})},
     }
 

@@ -1,0 +1,111 @@
+"""What the code of each diffusion transformer does that no config.json says, by its `_class_name`.
+
+`facts.json` has the keys of each class that concern positions, and its values for those that a config leaves out. By
+hand stays what no class says as a value, read from diffusers' `transformer_*.py` and from its pipelines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from posenc_jax._jax.checks import Layout
+
+BASE = 10_000.0  # of every class whose config has no rope_theta
+MANY = 2**16  # reference images, where the model sets no limit
+
+
+class DiffusionModel(NamedTuple):
+    """The facts of a class."""
+
+    placement: str  # how tokens are placed, a function of `_placements.py`
+    # The widths of the coordinates: their key, or how they follow from the width of a head; None: see `_diffusion.py`
+    widths: str | Callable[[int], tuple[int, ...]] | None = "axes_dims_rope"
+    head: tuple[str, ...] = ("attention_head_dim",)  # the key of the width of a head, or of all heads and of their number
+    layout: Layout = "interleaved"
+    text_first: bool = True  # in the sequence that attends
+    references: int = 0  # the most reference images that it takes
+    streams: tuple[str, ...] = ()  # what rotates in its own way, the default first
+
+
+def thirds(head_dim: int) -> tuple[int, ...]:
+    """A third of the pairs for row and for column, rounded down, the others for the frame."""
+    side = 2 * (head_dim // 6)
+    return head_dim - 2 * side, side, side
+
+
+def quarters(head_dim: int) -> tuple[int, ...]:
+    """A quarter for the frame, three eighths for row and for column."""
+    return head_dim // 4, head_dim // 8 * 3, head_dim // 8 * 3
+
+
+def halves(head_dim: int) -> tuple[int, ...]:
+    """A half for row and for column."""
+    return head_dim // 2, head_dim // 2
+
+
+_VIDEO = DiffusionModel("wan", thirds)
+_HUNYUAN = DiffusionModel("hunyuan_video", "rope_axes_dim", text_first=False)
+_KANDINSKY = DiffusionModel("wan", "axes_dims", ())
+
+_GROUPS: dict[str, DiffusionModel] = {
+    # images
+    "FluxTransformer2DModel": DiffusionModel("flux", references=1),
+    "BriaTransformer2DModel BriaFiboTransformer2DModel ChromaTransformer2DModel Krea2Transformer2DModel": (
+        DiffusionModel("flux")
+    ),
+    "HiDreamImageTransformer2DModel": DiffusionModel("flux", text_first=False),
+    "Flux2Transformer2DModel": DiffusionModel("flux2", references=MANY),
+    "Flux3Transformer2DModel": DiffusionModel("flux3", references=MANY),
+    "OvisImageTransformer2DModel": DiffusionModel("ovis"),
+    "LongCatImageTransformer2DModel": DiffusionModel("longcat", references=1),
+    "QwenImageTransformer2DModel": DiffusionModel("qwen_image", references=MANY),
+    "QwenImage21Transformer2DModel": DiffusionModel("qwen_image_21", references=MANY),
+    "ZImageTransformer2DModel": DiffusionModel("z_image", "axes_dims", ("dim", "n_heads"), text_first=False),
+    "Lumina2Transformer2DModel": DiffusionModel("lumina2", "axes_dim_rope", ("hidden_size", "num_attention_heads")),
+    "ErnieImageTransformer2DModel": DiffusionModel(
+        "lumina2", "rope_axes_dim", ("hidden_size", "num_attention_heads"), text_first=False
+    ),
+    "Ideogram4Transformer2DModel": DiffusionModel("ideogram4", None, layout="half"),
+    "HunyuanImageTransformer2DModel": DiffusionModel("image", "rope_axes_dim", text_first=False),
+    "CogView4Transformer2DModel": DiffusionModel("cogview4", halves, layout="half"),
+    "GlmImageTransformer2DModel": DiffusionModel("image", halves, layout="half"),
+    # videos
+    (
+        "WanTransformer3DModel WanVACETransformer3DModel WanAnimateTransformer3DModel SkyReelsV2Transformer3DModel "
+        "SanaVideoTransformer3DModel"
+    ): _VIDEO,
+    "ChronoEditTransformer3DModel": _VIDEO._replace(placement="chronoedit"),
+    "HunyuanVideoTransformer3DModel HunyuanVideo15Transformer3DModel MotifVideoTransformer3DModel": _HUNYUAN,
+    "CogVideoXTransformer3DModel": DiffusionModel("cogvideox", quarters),
+    "MochiTransformer3DModel": DiffusionModel("mochi", None, text_first=False),
+    "CosmosTransformer3DModel": DiffusionModel("cosmos", thirds, layout="half"),
+    "Kandinsky5Transformer3DModel": _KANDINSKY._replace(streams=("video", "text")),
+    "Kandinsky6Transformer3DModel": _KANDINSKY._replace(streams=("video", "text", "audio", "audio_text")),
+    "Kandinsky6SRTransformer3DModel": _KANDINSKY,
+    "LTXVideoTransformer3DModel": DiffusionModel("ltx", None),
+    "LTX2VideoTransformer3DModel": DiffusionModel(
+        "ltx2", None, streams=("video", "audio", "video_cross", "audio_cross")
+    ),
+}
+MODELS = {name: model for names, model in _GROUPS.items() for name in names.split()}
+
+# Learned or stored tables, of which a model takes the middle
+TABLES = {"SD3Transformer2DModel": 0, "AuraFlowTransformer2DModel": 1}
+
+_REASONS = {
+    "it counts frames of several histories, which its pipeline numbers": """
+        HeliosTransformer3DModel HunyuanVideoFramepackTransformer3DModel AnyFlowTransformer3DModel
+        AnyFlowFARTransformer3DModel""",
+    "its image tokens follow those of a language model, and a caller numbers all of them": """
+        Cosmos3OmniTransformer OmniGenTransformer2DModel MiniMaxH3Transformer3DModel""",
+    "its text becomes tokens whose number its perceiver chooses": "BriaFibo2Transformer2DModel",
+    "its keys hold text that its queries do not, each with positions of its own": "NucleusMoEImageTransformer2DModel",
+    "it rotates sounds, whose positions are 0, 1, 2, …: use rotary": """
+        AceStepTransformer1DModel AudioDiTTransformer LongCatAudioDiTTransformer MiniMaxMusic3Transformer1DModel
+        StableAudio3DiTModel StableAudioDiTModel""",
+    "it adds a table of sines, and does not rotate: see sinusoidal and grid_positions": """
+        CogView3PlusTransformer2DModel ConsisIDTransformer3DModel DiTTransformer2DModel LatteTransformer3DModel
+        PixArtTransformer2DModel SanaTransformer2DModel""",
+}
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -1,0 +1,247 @@
+"""The plan of a diffusion transformer: how it rotates, and where its tokens are."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from posenc_jax._frequencies.frequencies import Frequencies
+from posenc_jax._frequencies.parser import parse_static
+from posenc_jax._jax import checks
+from posenc_jax._jax.checks import Layout
+from posenc_jax._jax.errors import public, require, require_type
+from posenc_jax._jax.workarounds import compiled
+from posenc_jax._positions.sequences import LIMIT
+from posenc_jax._rotary.rotary import rotary
+from posenc_jax.hf._apply import parse_width, rotate_slices
+from posenc_jax.hf._placements import PLACEMENTS, Tokens
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class DiffusionPlan:
+    r"""How a diffusion transformer rotates its queries and keys, and where it places its tokens.
+
+    Immutable, hashable, static under `jax.jit`. All layers rotate alike.
+
+    Examples:
+      >>> from posenc_jax.hf import diffusion_rotary_from_config
+      >>> plan = diffusion_rotary_from_config({"_class_name": "WanTransformer3DModel"})
+      >>> plan.placement, plan.layout, plan.frequencies
+      ('wan', 'interleaved', Frequencies(dim=128, angular=1 … 0.000154993, num_axes=3))
+
+    Args:
+      frequencies: `Frequencies` with one axis per coordinate; of width 0 if they are learned (Mochi).
+      head_dim: the features that rotate together: those of a head, or of all heads where each head has frequencies of
+        its own (LTX).
+      layout: which features make a pair, as `rotary` takes it.
+      placement: how tokens are placed; a name of the table on the page of diffusion models.
+      settings: the settings of the placement, as pairs of a name and a value.
+      text_first: whether text stands before images in the sequence that attends, or after them.
+      references: the number of reference images that the model takes at most.
+      slices: the number of slices of `head_dim` that rotate by themselves, so that the layout is that of a slice.
+      learned: the name of learned frequencies, (axes, heads, pairs), or None.
+    """
+
+    frequencies: Frequencies
+    head_dim: int
+    layout: Layout
+    placement: str
+    settings: tuple[tuple[str, Any], ...] = ()
+    text_first: bool = True
+    references: int = 0
+    slices: int = 1
+    learned: str | None = None
+
+    @public
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        f, head_dim = parse_static(self.frequencies, even=True), checks.positive_int("head_dim", self.head_dim)
+        require(f.dim <= head_dim, "frequencies of width {} must fit into a head_dim of {}", f.dim, head_dim)
+        checks.layout("layout", self.layout)
+        checks.one_of("placement", self.placement, tuple(PLACEMENTS))
+        checks.flag("text_first", self.text_first)
+        checks.integer("references", self.references, 0)
+        slices = checks.positive_int("slices", self.slices)
+        require(head_dim % (2 * slices) == 0, "slices must divide the pairs of head_dim, got {}", slices)
+
+    @public
+    def positions(
+        self,
+        shape: Sequence[int],
+        *,
+        text: int | Sequence[int] | None = None,
+        references: Sequence[Sequence[int]] | None = None,
+        rate: float | Fraction | None = None,
+    ) -> jax.Array:
+        r"""The coordinates of every token of one sequence, in the order in which the model's attention joins them.
+
+        Examples:
+          >>> from posenc_jax.hf import diffusion_rotary_from_config
+          >>> plan = diffusion_rotary_from_config({"_class_name": "Flux2Transformer2DModel"})
+          >>> plan.positions((1, 2), text=2, references=[(1, 1)]).tolist()
+          [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0], [0, 0, 1, 0], [10, 0, 0, 0]]
+
+        Args:
+          shape: the sides of the image, (height, width), or of the video, (frames, height, width), in tokens, that is,
+            after the model makes patches of its latents. (length,) for text or audio alone.
+          text: the number of text tokens, padding that attends included. It must be given where text and image attend
+            to each other. Qwen-Image 2.1 takes a sequence: the number of text tokens before each image.
+          references: the sides of each reference image, (height, width), in tokens; none by default. For a layered
+            Qwen-Image, whose frames are the layers, the condition image.
+          rate: frames per second. It must be given for LTX, and for videos of Cosmos; a `Fraction` is exact.
+
+        Returns:
+          An array of shape (tokens, axes), or (tokens,) for one axis: int32, or float32 if a coordinate is not a whole
+          number. Tokens that do not rotate are at 0 in all coordinates. Coordinates of LTX are whole numbers of
+          1/240,000 s and of pixels at all common rates, so that their angles are exact.
+
+        Raises:
+          TypeError: if a size is not an integer, or rate is not a number.
+          ValueError: if a size is missing that the model needs, or given to a model that does not take it; if shape
+            does not have the sides of the model, a side is below 1, there are too many references, text runs into the
+            image, or a coordinate is beyond int32.
+
+        Reference:
+          Hugging Face diffusers 0.42.1: the models' own modules, and their pipelines.
+        """
+        given = {"text": text, "references": references, "rate": rate}
+        place, settings = PLACEMENTS[self.placement], dict(self.settings)
+        takes = inspect.signature(place).parameters
+        sizes: dict[str, Any] = {"shape": _parse_shape("shape", shape, flat=self.placement in ("sequence", "ltx2_audio"))}
+        for name, value in given.items():
+            taken = name in takes and (name != "references" or self.references)
+            require(taken or value is None, "{} must not be given to this model, got {!r:.60}", name, value)
+            needed = name in takes and takes[name].default is inspect.Parameter.empty
+            require(value is not None or not needed, "{} must be given for this model, got None", name)
+            if value is not None:
+                sizes[name] = _PARSERS[name](self, value)
+        parts = place(**sizes, **settings)
+        if not self.text_first:
+            parts = [*parts[1:], parts[0]]
+        return jax.device_put(_stacked(parts))
+
+    @public
+    def rotate(
+        self,
+        x: ArrayLike,
+        positions: ArrayLike,
+        *,
+        head_axis: int | tuple[int, ...] | None,
+        parameters: Mapping[str, ArrayLike] | None = None,
+    ) -> jax.Array:
+        r"""Rotates the queries or the keys of any layer as the model does.
+
+        Examples:
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import diffusion_rotary_from_config
+          >>> plan = diffusion_rotary_from_config({"_class_name": "QwenImageTransformer2DModel"})
+          >>> positions = plan.positions((4, 6), text=5)
+          >>> plan.rotate(jnp.ones((1, 29, 24, 128)), positions, head_axis=-2).shape
+          (1, 29, 24, 128)
+
+        Args:
+          x: queries or keys, floats of shape (..., tokens, heads, head_dim). LTX rotates all heads as one: (...,
+            tokens, heads · head_dim), with head_axis None.
+          positions: as `positions` gives them, (tokens, axes), or of a shape that broadcasts to (..., tokens, axes).
+          head_axis: as for `rotary`.
+          parameters: the learned frequencies by their name, for Mochi: {"pos_frequencies": (axes, heads, pairs)}.
+
+        Returns:
+          An array with the shape and dtype of x.
+
+        Raises:
+          TypeError: if positions are None or parameters are not a mapping, or as `rotary`.
+          ValueError: if x does not have head_dim features, or learned frequencies are missing, or as `rotary`.
+
+        Reference:
+          Hugging Face diffusers 0.42.1: the attention of the models' own modules.
+        """
+        require_type(positions is not None, "positions", "an array, as `positions` gives it", positions)
+        x = parse_width(x, {self.head_dim})
+        frequencies: Any = self.frequencies
+        if self.learned:
+            require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters)
+            array = (parameters or {}).get(self.learned)
+            require(array is not None, "parameters must hold {!r}, the learned frequencies, got None", self.learned)
+            frequencies = checks.floats(self.learned, array, ("axes", "heads", "pairs")).swapaxes(0, 1)
+
+        def rotate(x: jax.Array) -> jax.Array:
+            return rotary(x, positions, frequencies, head_axis=head_axis, layout=self.layout)
+
+        return rotate_slices(x, self.slices, rotate)
+
+
+# Sizes
+
+
+def _parse_shape(name: str, value: Any, *, flat: bool = False) -> tuple[int, ...]:
+    """(frames, height, width), of an image too; or (length,)."""
+    sides = checks.positive_ints(name, value)
+    if flat:
+        require(len(sides) == 1, "{} must be (length,), in tokens, got {}", name, sides)
+        return sides
+    require(len(sides) in (2, 3), "{} must be (height, width) or (frames, height, width), in tokens, got {}", name, sides)
+    return (1, *sides)[-3:]
+
+
+def _parse_text(plan: DiffusionPlan, value: Any) -> Any:
+    if plan.placement != "qwen_image_21":
+        return checks.integer("text", value, 0)
+    lengths = enumerate(checks.sequence("text", value, "integers, the text tokens before each image"))
+    return tuple(checks.integer(f"text[{i}]", length, 0) for i, length in lengths)
+
+
+def _parse_references(plan: DiffusionPlan, value: Any) -> Any:
+    images = checks.sequence("references", value, "(height, width)")
+    most = plan.references
+    require(len(images) <= most, "references must hold at most {} images for this model, got {}", most, len(images))
+    return tuple(_parse_shape(f"references[{i}]", image) for i, image in enumerate(images))
+
+
+def _parse_rate(plan: DiffusionPlan, value: Any) -> Fraction:
+    if isinstance(value, Fraction):
+        require(value > 0, "rate must be positive, got {}", value)
+        return value
+    value = checks.positive("rate", value)
+    near = Fraction(value).limit_denominator(1001)  # 24,000 / 1,001 frames per second
+    return near if float(near) == value else Fraction(value)
+
+
+_PARSERS: Any = {"text": _parse_text, "references": _parse_references, "rate": _parse_rate}
+
+
+# Tokens
+
+
+def _stacked(parts: Sequence[Tokens]) -> jax.Array:
+    """The coordinates of all tokens, (tokens, axes) or (tokens,)."""
+    sides = [[len(axis) for axis in part.coordinates] for part in parts]
+    count = sum(n[0] if part.together else math.prod(n) for n, part in zip(sides, parts, strict=True))
+    require(count < LIMIT, "the sequence must have fewer than 2³¹ tokens, got {}", count)
+    flat = [axis for part in parts for axis in part.coordinates]
+    last = max((np.abs(axis).max(initial=0) for axis in flat), default=0)
+    require(last < LIMIT, "coordinates must fit into int32, got up to {}", last)
+    whole = all(axis.dtype.kind == "i" for axis in flat)
+    dtype = np.int32 if whole else np.float32
+    arrays = [tuple(axis.astype(dtype) for axis in part.coordinates) for part in parts]
+    return _combined(arrays, tuple(part.together for part in parts))
+
+
+@compiled("diffusion_positions", static_argnums=1)
+def _combined(parts: Sequence[tuple[jax.Array, ...]], together: tuple[bool, ...]) -> jax.Array:
+    rows = []
+    for axes, in_step in zip(parts, together, strict=True):
+        columns = axes if in_step else jnp.meshgrid(*axes, indexing="ij")
+        rows.append(jnp.stack([jnp.asarray(column).reshape(-1) for column in columns], axis=-1))
+    result = jnp.concatenate(rows)
+    return result if result.shape[-1] > 1 else result[:, 0]

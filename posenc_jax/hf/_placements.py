@@ -1,0 +1,236 @@
+"""Where each diffusion transformer places the tokens of text, images and videos.
+
+A placement is a function from the sizes of a sequence to its tokens, in the order in which the model's attention joins
+them. Its parameters are the sizes that the model needs, then the settings of its plan. The docstring says the positions
+in words: the site's table of diffusion models shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from posenc_jax._jax.errors import require
+
+# Units per second: halves of frames at 24, 25, 30, 50, 60 and 120 per second, also at 1000/1001 of these rates, and
+# hundredths of a second are whole numbers of units.
+SECOND = 240_000
+Shape = tuple[int, int, int]  # (frames, height, width)
+
+
+class Tokens(NamedTuple):
+    """Tokens with all combinations of these coordinates, the last changing fastest; or where all change together."""
+
+    coordinates: tuple[np.ndarray, ...]
+    together: bool = False
+
+
+def grid(*sides: int | range | np.ndarray) -> Tokens:
+    """Tokens of a grid. A side is its coordinates, or one constant coordinate."""
+    return Tokens(tuple(np.atleast_1d(np.asarray(side)) for side in sides))
+
+
+def repeated(count: int, *coordinates: int) -> Tokens:
+    """Tokens that share their coordinates."""
+    return Tokens(tuple(np.full(count, each) for each in coordinates), together=True)
+
+
+def centred(side: int) -> range:
+    """Whole numbers whose first half, with the middle one, is below 0."""
+    return range(side // 2 - side, side // 2)
+
+
+def exact(values: Sequence[Fraction | int]) -> np.ndarray:
+    """The values as integers if they are whole, else as the nearest floats."""
+    whole = all(Fraction(value).denominator == 1 for value in values)
+    return np.array([int(value) if whole else float(value) for value in values])
+
+
+# Images
+
+
+def flux(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
+    """Text stands at 0 in all coordinates; the first is 0 for the image and 1 for a reference image (Kontext)."""
+    images = [grid(time, *map(range, image[1:])) for time, image in enumerate([shape, *references])]
+    return [repeated(text, 0, 0, 0), *images]
+
+
+def flux2(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
+    """Text counts on the fourth coordinate; the first is 0 for the image and 10 + 10 i for reference image i."""
+    images = [grid(10 * time, *map(range, image[1:]), 0) for time, image in enumerate([shape, *references])]
+    return [grid(0, 0, 0, range(text)), *images]
+
+
+def flux3(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
+    """Text counts on the fourth coordinate, which is -1 - i for reference image i; rows and columns are ½ apart."""
+    images = [grid(0, *map(range, image[1:]), -place) for place, image in enumerate([shape, *references])]
+    return [grid(0, 0, 0, range(text)), *images]
+
+
+def ovis(shape: Shape, text: int) -> list[Tokens]:
+    """Text counts on row and column together, from 0, as the image does."""
+    return [Tokens((np.zeros(text, int), np.arange(text), np.arange(text)), together=True), grid(*map(range, shape))]
+
+
+def longcat(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
+    """Text counts on row and column together, and images after it; the first coordinate counts text and images."""
+    sides = [[range(text, text + side) for side in image[1:]] for image in (shape, *references)]
+    return [ovis(shape, text)[0], *(grid(1 + i, *each) for i, each in enumerate(sides))]
+
+
+def qwen_image(shape: Shape, text: int, references: Sequence[Shape] = (), *, layered: bool) -> list[Tokens]:
+    """Images count on the first coordinate, rows and columns from their middle; text in all, after the largest half.
+
+    With layers, these are the frames, and the condition image is at -1.
+    """
+    count, images = len(references), [shape, *references]
+    require(not layered or count == 1, "references must hold the condition image alone, got {} images", count)
+    starts = [0, -1] if layered else range(count + 1)
+    start = max([side // 2 for image in images for side in image[1:]] + [shape[0] * layered])
+    counted = np.arange(start, start + text)
+    grids = [
+        grid(range(first, first + image[0]), *map(centred, image[1:]))
+        for first, image in zip(starts, images, strict=True)
+    ]
+    return [Tokens((counted,) * 3, together=True), *grids]
+
+
+def qwen_image_21(shape: Shape, text: Sequence[int], references: Sequence[Shape] = ()) -> list[Tokens]:
+    """Text counts in all coordinates; an image stays at its start in the first, and counts rows from their middle.
+
+    Text stands before each image, references first, and counts on from the image's start plus its longer side.
+    """
+    images, start, tokens = [*references, shape], 0, []
+    require(len(text) == len(images), "text must hold a length for each of {} images, got {}", len(images), text)
+    for length, image in zip(text, images, strict=True):
+        tokens += [Tokens((np.arange(start, start + length),) * 3, together=True)]
+        tokens += [grid(start + length, *map(centred, image[1:]))]
+        start += length + max(image[1:])
+    return tokens
+
+
+def z_image(shape: Shape, text: int) -> list[Tokens]:
+    """The caption counts on the first coordinate from 1, and frames after it; both are padded to multiples of 32."""
+    caption, image = text + -text % 32, int(np.prod(shape))
+    first = range(caption + 1, caption + 1 + shape[0])
+    return [grid(range(1, caption + 1), 0, 0), grid(first, *map(range, shape[1:])), repeated(-image % 32, 0, 0, 0)]
+
+
+def lumina2(shape: Shape, text: int) -> list[Tokens]:
+    """The caption counts on the first coordinate, where the image stands after it."""
+    return [grid(range(text), 0, 0), grid(text, *map(range, shape[1:]))]
+
+
+def ideogram4(shape: Shape, text: int) -> list[Tokens]:
+    """Text counts in all coordinates, and the image from 65,536 in all."""
+    first = 65_536
+    require(text <= first, "text must end before the image, at {:,}, got {} tokens", first, text)
+    return [Tokens((np.arange(text),) * 3, together=True), grid(first, *(range(first, first + n) for n in shape[1:]))]
+
+
+def image(shape: Shape, text: int) -> list[Tokens]:
+    """Row and column; text does not rotate."""
+    return [repeated(text, 0, 0), grid(*map(range, shape[1:]))]
+
+
+def cogview4(shape: Shape, text: int, *, sides: tuple[int, int]) -> list[Tokens]:
+    """Row and column as rounded shares of `rope_axes_dim`, 256; text does not rotate."""
+    scaled = [np.arange(n) * side // n for n, side in zip(shape[1:], sides, strict=True)]
+    return [repeated(text, 0, 0), grid(*scaled)]
+
+
+# Videos
+
+
+def wan(shape: Shape) -> list[Tokens]:
+    """Frame, row and column."""
+    return [grid(*map(range, shape))]
+
+
+def chronoedit(shape: Shape, *, skip: int) -> list[Tokens]:
+    """Frame, row and column; of two frames, the second is at `rope_temporal_skip_len` - 1."""
+    return [grid(np.array([0, skip - 1]) if shape[0] == 2 else range(shape[0]), *map(range, shape[1:]))]
+
+
+def hunyuan_video(shape: Shape, text: int) -> list[Tokens]:
+    """Frame, row and column; text does not rotate."""
+    return [repeated(text, 0, 0, 0), *wan(shape)]
+
+
+def cogvideox(shape: Shape, text: int, *, sides: tuple[int, int]) -> list[Tokens]:
+    """Frame, and row and column, scaled so that the video fits into the middle of the training size."""
+    height, width = shape[1:]
+    fits = [sides[0], round(sides[0] / height * width)]  # of equal height
+    if height / width <= sides[0] / sides[1]:
+        fits = [round(sides[1] / width * height), sides[1]]
+    scaled = []
+    for count, whole, part in zip(shape[1:], sides, fits, strict=True):
+        start = round((whole - part) / 2)
+        step = (Fraction((start + part) * (count - 1), count) - start) / max(count - 1, 1)
+        scaled.append(exact([start + step * i for i in range(count)]))
+    return [repeated(text, 0, 0, 0), grid(range(shape[0]), *scaled)]
+
+
+def mochi(shape: Shape, text: int) -> list[Tokens]:
+    """Frame, and row and column from the middle, scaled to the area of 192 × 192; text does not rotate."""
+    step = 192 / (shape[1] * shape[2]) ** 0.5
+    return [
+        repeated(text, 0, 0, 0),
+        grid(range(shape[0]), *((np.arange(n) + (1 - n) / 2) * step for n in shape[1:])),
+    ]
+
+
+def cosmos(shape: Shape, rate: Fraction | None = None) -> list[Tokens]:
+    """Time in frames of 24 per second, row and column. Without a rate, the frame."""
+    frame = Fraction(SECOND, 24) if rate is None else SECOND / rate
+    return [grid(exact([i * frame for i in range(shape[0])]), *map(range, shape[1:]))]
+
+
+def ltx(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape) -> list[Tokens]:
+    """Time in seconds, row and column in pixels, each from half of 20 seconds or 2,048 pixels."""
+    frame, *sides = (
+        [2 * step * i for i in range(count)] for count, step in zip(shape, steps, strict=True)
+    )
+    axes = [[i * SECOND / rate for i in frame], *sides]
+    return [grid(*(exact([x - top for x in axis]) for axis, top in zip(axes, tops, strict=True)))]
+
+
+def ltx2(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape, offset: int, scale: int) -> list[Tokens]:
+    """Middle of frames in seconds, of rows and columns in pixels, each from half of 20 seconds or 2,048 pixels."""
+    (time,) = ltx2_audio(shape[:1], steps=steps[0], top=tops[0], offset=offset, scale=scale, seconds=1 / rate)
+    sides = [
+        exact([step * (2 * i + 1) - top for i in range(count)])
+        for count, step, top in zip(shape[1:], steps[1:], tops[1:], strict=True)
+    ]
+    return [grid(*time.coordinates, *sides)]
+
+
+def ltx2_time(shape: Shape, rate: Fraction, *, steps: int, top: int, offset: int, scale: int) -> list[Tokens]:
+    """Of each token of a video, the middle of its frames in seconds, from half of 20 seconds."""
+    (time,) = ltx2_audio(shape[:1], steps=steps, top=top, offset=offset, scale=scale, seconds=1 / rate)
+    return [grid(np.repeat(time.coordinates[0], shape[1] * shape[2]))]
+
+
+def ltx2_audio(
+    shape: tuple[int, ...], *, steps: int, top: int, offset: int, scale: int, seconds: Fraction
+) -> list[Tokens]:
+    """The middle of the frames of a token in seconds, from half of 20 seconds."""
+    edges = [max(steps * i + offset - scale, 0) for i in range(shape[0] + 1)]
+    return [grid(exact([(a + b) * SECOND * seconds - top for a, b in zip(edges, edges[1:], strict=False)]))]
+
+
+def sequence(shape: tuple[int, ...]) -> list[Tokens]:
+    """0, 1, 2, …"""
+    return [grid(range(shape[0]))]
+
+
+PLACEMENTS: dict[str, Any] = {
+    placement.__name__: placement
+    for placement in (
+        flux, flux2, flux3, ovis, longcat, qwen_image, qwen_image_21, z_image, lumina2, ideogram4, image, cogview4, wan,
+        chronoedit, hunyuan_video, cogvideox, mochi, cosmos, ltx, ltx2, ltx2_time, ltx2_audio, sequence,
+    )
+}  # fmt: skip
