@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from fractions import Fraction
 from typing import Any
+
+import numpy as np
 
 from posenc_jax._frequencies.axes import axial, join, multi_section
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
@@ -17,7 +18,7 @@ from posenc_jax.hf._diffusion_models import BASE, MODELS, REFUSED
 from posenc_jax.hf._diffusion_plan import DiffusionPlan
 from posenc_jax.hf._models import FACTS
 from posenc_jax.hf._placements import SECOND
-from posenc_jax.hf._values import Json, Values, parse_config, speaks_of_positions
+from posenc_jax.hf._values import Values, parse_config, speaks_of_positions
 
 NAME = "_class_name"
 
@@ -70,20 +71,16 @@ def diffusion_rotary_from_config(
     """
     config = DiffusionConfig(config, stream, scale)
     facts, widths = config.facts, config.facts.widths
-    head_dim = config.head_dim(*facts.head) if facts.head else sum(config.sizes(str(widths)))
-    sides = config.sizes(widths) if isinstance(widths, str) else widths(head_dim) if widths else ()
-    require(not sides or sum(sides) == head_dim, "{} must sum to the width of a head, {}, got {}", widths, head_dim, sides)
+    head_dim = config.head_dim(*facts.head) if facts.head else 0
+    sides = () if widths is None else config.sizes(widths) if isinstance(widths, str) else widths(head_dim)
+    head_dim = head_dim or sum(sides)
+    message = "{} must sum to the width of a head, {}, got {}"
+    require(widths is None or sum(sides) == head_dim, message, widths, head_dim, sides)
     frequencies = axial(sides, base=config.get_number("rope_theta", default=BASE)) if sides else geometric(0)
-    plan = DiffusionPlan(
-        frequencies,
-        head_dim,
-        facts.layout,
-        facts.placement,
-        text_first=facts.text_first,
-        references=facts.references,
-    )
+    fields = {"frequencies": frequencies, "head_dim": head_dim, "layout": facts.layout, "placement": facts.placement}
+    fields |= {"text_first": facts.text_first, "references": facts.references}
     quirk = QUIRKS.get(config.class_name)
-    return dataclasses.replace(plan, **quirk(config, plan)) if quirk else plan
+    return DiffusionPlan(**fields | (quirk(config, frequencies, head_dim) if quirk else {}))
 
 
 class DiffusionConfig(Values):
@@ -100,7 +97,7 @@ class DiffusionConfig(Values):
             given.default_unless_null(default, key)
         super().__init__({**defaults, **{key: x for key, x in given.values.items() if x is not None}})
         self.facts = MODELS[name]
-        streams = self.facts.streams or (None,)
+        streams = self.facts.streams or ("video",)
         self.stream = streams[0] if stream is None else checks.one_of("stream", stream, streams)
         needs_scale = name == "Kandinsky5Transformer3DModel" and self.stream == "video"
         require((scale is not None) == needs_scale, "scale must {}be given for {}", "" if needs_scale else "not ", name)
@@ -121,109 +118,114 @@ class DiffusionConfig(Values):
         return width // count
 
 
-# What one class alone does: fields of the plan that `MODELS` does not say. The name of a function is for readers.
+# What one class alone does: fields of the plan that `MODELS` does not say, from the frequencies and the width of a head
+# that it says.
 
 
-def cogvideox(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def auraflow(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
+    """Its table has pos_embed_max_size rows, and its middle is rounded twice."""
+    rows = config.count("pos_embed_max_size")
+    side = math.isqrt(rows)
+    require(side * side == rows, "pos_embed_max_size must be a square, got {}", rows)
+    return {"settings": (("floors", True), ("sides", (side, side)))}
+
+
+def chronoedit(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
+    """Two frames are apart. The class makes 2 ⌊d / 6⌋ features for a row, and then takes ⌊d / 3⌋."""
+    require(head_dim // 3 % 2 == 0, "attention_head_dim must have an even third, rounded down, got {}", head_dim)
+    return {"settings": (("skip", config.count("rope_temporal_skip_len")),)}
+
+
+def cogvideox(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Version 1.5, which has patches of frames, counts rows and columns."""
     name = "use_rotary_positional_embeddings"
     require(config.get_flag(name), "{} must be true: without it, the model adds a table and does not rotate", name)
     if config.get("patch_size_t"):
         return {"placement": "hunyuan_video"}
-    sides = tuple(config.count(name) // config.count("patch_size") for name in ("sample_height", "sample_width"))
-    return {"settings": (("sides", sides),)}
+    patch = config.count("patch_size")
+    return {"settings": (("sides", tuple(config.count(name) // patch for name in ("sample_height", "sample_width"))),)}
 
 
-def cogview4(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def cogview4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Rows and columns are shares of `rope_axes_dim`."""
     return {"settings": (("sides", config.sizes("rope_axes_dim")),)}
 
 
-def chronoedit(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
-    """Two frames are apart; the widths that it computes and those that it splits agree only for some heads."""
-    third = plan.head_dim // 3
-    require(third % 2 == 0, "attention_head_dim must have an even third, rounded down, got {}", plan.head_dim)
-    return {"settings": (("skip", config.count("rope_temporal_skip_len")),)}
-
-
-def cosmos(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def cosmos(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Each coordinate has its NTK factor, and time is in units of a second."""
     factors = checks.sequence("rope_scale", config.get_required("rope_scale"), "three numbers")
-    widths = [plan.frequencies.axes.count(axis) * 2 for axis in range(3)]
-    time, *sides = (ntk(width, BASE, factor) for width, factor in zip(widths, factors, strict=True))
+    require(len(factors) == 3, "rope_scale must hold three numbers, got {}", factors)
+    time, *sides = (ntk(2 * (f.axes or ()).count(axis), BASE, factor) for axis, factor in enumerate(factors))
     return {"frequencies": axial((linear_scaling(time, SECOND // 24), *sides))}
 
 
-def flux3(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def flux3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Rows and columns are ½ apart."""
-    return {"frequencies": _divided(plan.frequencies, (1, 2, 2, 1))}
+    return {"frequencies": _divided(f, (1, 2, 2, 1))}
 
 
-def ideogram4(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def ideogram4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """One spectrum, whose pairs row and column take in turns; time has all others."""
-    f, (_, *sides) = geometric(plan.head_dim, config.get_number("rope_theta")), config.sizes("mrope_section")
+    f, (_, *sides) = geometric(head_dim, config.get_number("rope_theta")), config.sizes("mrope_section")
     return {"frequencies": multi_section(f, (f.num_pairs - sum(sides), *sides), interleaved=True)}
 
 
-def kandinsky(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def kandinsky(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Text and audio have one coordinate; those of a video are divided by a scale."""
-    if config.stream in ("video", None):
-        scale = config.scale or config.get_required("scale_factor")
-        return {"frequencies": _divided(plan.frequencies, scale)}
-    widths = config.get("axes_dims_a") if config.stream.startswith("audio") else None
-    head_dim = sum(checks.positive_ints("axes_dims_a", widths)) if widths else plan.head_dim
+    stream = config.stream
+    if stream == "video":
+        return {"frequencies": _divided(f, config.scale or config.get_required("scale_factor"))}
+    if stream.startswith("audio") and config.look_up("axes_dims_a"):
+        head_dim = sum(config.sizes("axes_dims_a"))
     f = geometric(head_dim)
-    if config.stream == "audio":
+    if stream == "audio":
         f = linear_scaling(f, 1 / config.get_number("audio_freqs_scaling"))
     return {"frequencies": f, "head_dim": head_dim, "placement": "sequence"}
 
 
-def mochi(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def mochi(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Its frequencies are learned."""
     return {"learned": "pos_frequencies"}
 
 
-def qwen_image(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
+def ltx(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
+    """All heads rotate as one; a token of the latents has 8 frames of 32 × 32 pixels."""
+    tops = 20 * SECOND, 2048, 2048
+    return _of_all_heads(config, tops) | {"settings": (("steps", _steps(config, (8, 32, 32))), ("tops", tops))}
+
+
+def ltx2(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
+    """Video and audio rotate by themselves, and by time alone where one attends to the other."""
+    stream = config.stream
+    crosses = stream.endswith("cross")
+    seconds = [config.count(name) for name in ("pos_embed_max_pos", "audio_pos_embed_max_pos")]
+    top = SECOND * (max(seconds) if crosses else seconds[stream == "audio"])
+    settings: dict[str, Any] = {"offset": checks.integer("causal_offset", config.get("causal_offset"), 0)}
+    if stream.startswith("audio"):
+        frames = config.count("audio_scale_factor")
+        settings |= {"scale": frames, "steps": frames * config.count("audio_patch_size_t"), "tops": (top,)}
+        settings["seconds"] = Fraction(config.count("audio_hop_length"), config.count("audio_sampling_rate"))
+    else:
+        frames, *_ = scales = config.sizes("vae_scale_factors")
+        tops = (top,) if crosses else (top, config.count("base_height"), config.count("base_width"))
+        settings |= {"scale": frames, "steps": _steps(config, scales), "tops": tops}
+    placement = {"video": "ltx2", "video_cross": "ltx2_time"}.get(stream, "ltx2_audio")
+    fields = _of_all_heads(config, settings["tops"], "audio_" * stream.startswith("audio"), crosses)
+    return fields | {"placement": placement, "settings": tuple(sorted(settings.items()))}
+
+
+def qwen_image(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Layers have a condition image."""
     return {"settings": (("layered", config.get_flag("use_layer3d_rope")),)}
 
 
-def ltx(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
-    """All heads rotate as one; 8 frames of 32 × 32 pixels make a token of a latent."""
-    patches = [config.count(name) for name in ("patch_size_t", "patch_size", "patch_size")]
-    steps = tuple(step * patch for step, patch in zip((8, 32, 32), patches, strict=True))
-    return _of_all_heads(config, "", (20 * SECOND, 2048, 2048)) | {
-        "settings": (("steps", steps), ("tops", (20 * SECOND, 2048, 2048)))
-    }
-
-
-def ltx2(config: DiffusionConfig, plan: DiffusionPlan) -> Json:
-    """Video and audio rotate by themselves, and by time alone where one attends to the other."""
-    audio, crosses = config.stream.startswith("audio"), config.stream.endswith("cross")
-    seconds = [config.count(name) for name in ("pos_embed_max_pos", "audio_pos_embed_max_pos")]
-    top = SECOND * (max(seconds) if crosses else seconds[audio])
-    offset = config.get("causal_offset")
-    settings: dict[str, Any] = {"offset": checks.integer("causal_offset", offset, 0)}
-    if audio:
-        scale = config.count("audio_scale_factor")
-        rate = Fraction(config.count("audio_hop_length"), config.count("audio_sampling_rate"))
-        settings |= {"steps": scale * config.count("audio_patch_size_t"), "top": top, "scale": scale, "seconds": rate}
-        placement, tops = "ltx2_audio", (top,)
-    else:
-        scales = config.sizes("vae_scale_factors")
-        patches = [config.count(name) for name in ("patch_size_t", "patch_size", "patch_size")]
-        steps = tuple(step * patch for step, patch in zip(scales, patches, strict=True))
-        tops = (top, config.count("base_height"), config.count("base_width"))
-        settings |= {"scale": scales[0]} | {"steps": steps, "tops": tops}
-        placement = "ltx2"
-        if crosses:
-            settings = {key: x for key, x in settings.items() if key != "tops"} | {"steps": steps[0], "top": top}
-            placement, tops = "ltx2_time", tops[:1]
-    fields = _of_all_heads(config, "audio_" if audio else "", tops, crosses)
-    return fields | {"placement": placement, "settings": tuple(sorted(settings.items()))}
+def sd3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
+    """Its table has pos_embed_max_size rows and columns."""
+    return {"settings": (("floors", False), ("sides", (config.count("pos_embed_max_size"),) * 2))}
 
 
 QUIRKS: Any = {
+    "AuraFlowTransformer2DModel": auraflow,
     "CogVideoXTransformer3DModel": cogvideox,
     "CogView4Transformer2DModel": cogview4,
     "ChronoEditTransformer3DModel": chronoedit,
@@ -237,35 +239,44 @@ QUIRKS: Any = {
     "LTX2VideoTransformer3DModel": ltx2,
     "MochiTransformer3DModel": mochi,
     "QwenImageTransformer2DModel": qwen_image,
+    "SD3Transformer2DModel": sd3,
 }
 
 
 def _divided(frequencies: Frequencies, factors: Any) -> Frequencies:
     """The frequencies whose coordinates are divided by factors, one per coordinate."""
     factors = [checks.positive("scale", x) for x in checks.sequence("scale", factors, "a number per coordinate")]
+    axes = np.array(frequencies.axes)
     count = frequencies.num_axes
     require(len(factors) == count, "scale must hold a number for each of {} coordinates, got {}", count, factors)
-    parts = [[i for i, axis in enumerate(frequencies.axes) if axis == each] for each in range(count)]
+    parts = [np.flatnonzero(axes == axis) for axis in range(count)]
     return join(*(linear_scaling(frequencies[i], x) for i, x in zip(parts, factors, strict=True)))
 
 
-def _of_all_heads(config: DiffusionConfig, prefix: str, tops: tuple[int, ...], crosses: bool = False) -> Json:
-    r"""The fields of a spectrum of all heads: $\frac\pi2 b^{j/(n-1)}$ times 2x/top - 1, in turn for each coordinate.
+def _steps(config: DiffusionConfig, scales: tuple[int, ...]) -> tuple[int, ...]:
+    """The frames, rows and columns of a token, from those of a latent."""
+    patches = (config.count(name) for name in ("patch_size_t", "patch_size", "patch_size"))
+    return tuple(scale * patch for scale, patch in zip(scales, patches, strict=True))
+
+
+def _of_all_heads(
+    config: DiffusionConfig, tops: tuple[int, ...], prefix: str = "", crosses: bool = False
+) -> dict[str, Any]:
+    r"""The fields of LTX: frequencies $\frac\pi2 b^{j/(n-1)}$ of (2x - top) / top, in turn for each coordinate.
 
     Pairs that are left over are at rest, ahead of the others.
     """
-    heads = config.count(prefix + "num_attention_heads")
-    width = config.count("audio_cross_attention_dim") if crosses else heads * config.count(prefix + "attention_head_dim")
-    require(width % (2 * heads) == 0, "the width of all heads must have pairs for each of {}, got {}", heads, width)
-    axes = len(tops)
+    heads, axes = config.count(prefix + "num_attention_heads"), len(tops)
+    name = "audio_cross_attention_dim" if crosses else prefix + "attention_head_dim"
+    width = config.count(name) * (1 if crosses else heads)
     pairs = width // (2 * axes)
-    require(pairs, "the width of all heads must have a pair for each coordinate, got {}", width)
+    require(width % (2 * heads) == 0 and pairs, "{} must give each head and coordinate pairs, got {}", name, width)
     rising = geometric(2 * pairs, 1 / config.get_number("rope_theta", default=BASE), endpoint=True)
     f = join(*(linear_scaling(rising, 2 * top / math.pi) for top in tops), axes=range(axes))
     f = f[sorted(range(f.num_pairs), key=lambda i: i % pairs)]
     at_rest = width // 2 - f.num_pairs
     if at_rest:
         f = join(geometric(2 * at_rest).with_angular([0.0] * at_rest), f)
-    options = {"interleaved": {}, "split": {"layout": "half", "slices": heads}}
+    options: dict[str, Any] = {"interleaved": {}, "split": {"layout": "half", "slices": heads}}
     rope_type = checks.one_of("rope_type", config.get("rope_type", default="interleaved"), tuple(options))
     return {"frequencies": f, "head_dim": width, **options[rope_type]}

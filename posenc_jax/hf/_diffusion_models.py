@@ -21,7 +21,9 @@ class DiffusionModel(NamedTuple):
     placement: str  # how tokens are placed, a function of `_placements.py`
     # The widths of the coordinates: their key, or how they follow from the width of a head; None: see `_diffusion.py`
     widths: str | Callable[[int], tuple[int, ...]] | None = "axes_dims_rope"
-    head: tuple[str, ...] = ("attention_head_dim",)  # the key of the width of a head, or of all heads and of their number
+    head: tuple[str, ...] = (
+        "attention_head_dim",
+    )  # the key of the width of a head, or of all heads and of their number
     layout: Layout = "interleaved"
     text_first: bool = True  # in the sequence that attends
     references: int = 0  # the most reference images that it takes
@@ -70,6 +72,8 @@ _GROUPS: dict[str, DiffusionModel] = {
     "HunyuanImageTransformer2DModel": DiffusionModel("image", "rope_axes_dim", text_first=False),
     "CogView4Transformer2DModel": DiffusionModel("cogview4", halves, layout="half"),
     "GlmImageTransformer2DModel": DiffusionModel("image", halves, layout="half"),
+    # rows of tables
+    "SD3Transformer2DModel AuraFlowTransformer2DModel": DiffusionModel("table", None),
     # videos
     (
         "WanTransformer3DModel WanVACETransformer3DModel WanAnimateTransformer3DModel SkyReelsV2Transformer3DModel "
@@ -90,22 +94,26 @@ _GROUPS: dict[str, DiffusionModel] = {
 }
 MODELS = {name: model for names, model in _GROUPS.items() for name in names.split()}
 
-# Learned or stored tables, of which a model takes the middle
-TABLES = {"SD3Transformer2DModel": 0, "AuraFlowTransformer2DModel": 1}
-
 _REASONS = {
-    "it counts frames of several histories, which its pipeline numbers": """
-        HeliosTransformer3DModel HunyuanVideoFramepackTransformer3DModel AnyFlowTransformer3DModel
-        AnyFlowFARTransformer3DModel""",
-    "its image tokens follow those of a language model, and a caller numbers all of them": """
-        Cosmos3OmniTransformer OmniGenTransformer2DModel MiniMaxH3Transformer3DModel""",
-    "its text becomes tokens whose number its perceiver chooses": "BriaFibo2Transformer2DModel",
-    "its keys hold text that its queries do not, each with positions of its own": "NucleusMoEImageTransformer2DModel",
-    "it rotates sounds, whose positions are 0, 1, 2, …: use rotary": """
-        AceStepTransformer1DModel AudioDiTTransformer LongCatAudioDiTTransformer MiniMaxMusic3Transformer1DModel
-        StableAudio3DiTModel StableAudioDiTModel""",
-    "it adds a table of sines, and does not rotate: see sinusoidal and grid_positions": """
-        CogView3PlusTransformer2DModel ConsisIDTransformer3DModel DiTTransformer2DModel LatteTransformer3DModel
-        PixArtTransformer2DModel SanaTransformer2DModel""",
+    "it attends to histories of frames, whose positions its pipeline counts": """
+        AnyFlowFARTransformer3DModel AnyFlowTransformer3DModel HeliosTransformer3DModel
+        HunyuanVideoFramepackTransformer3DModel WanAnimate2Transformer3DModel""",
+    "its images stand among the tokens of a language model, and its pipeline counts all of them": """
+        Cosmos3OmniTransformer MiniMaxH3Transformer3DModel OmniGenTransformer2DModel""",
+    "its pipeline scales coordinates to a size of training that no key holds": """
+        AllegroTransformer3DModel ConsisIDTransformer3DModel EasyAnimateTransformer3DModel HunyuanDiT2DModel
+        LuminaNextDiT2DModel""",
+    "its cameras rotate features too: see prope": "SanaWMLTX2RefinerTransformer3DModel SanaWMTransformer3DModel",
+    "its text becomes tokens whose number depends on the text's length": "BriaFibo2Transformer2DModel",
+    "its queries are those of the image alone, and its keys those of text too": """
+        NucleusMoEImageTransformer2DModel PRXTransformer2DModel""",
+    "a key chooses whether text rotates": "JoyImageEditPlusTransformer3DModel JoyImageEditTransformer3DModel",
+    "its positions are 0, 1, 2, …: use rotary": """
+        AceStepTransformer1DModel LongCatAudioDiTTransformer MiniMaxMusic3RVQDepthDecoder
+        MiniMaxMusic3Transformer1DModel StableAudio3DiTModel StableAudioDiTModel""",
+    "it does not rotate: sinusoidal, learned and grid_positions make the tables that such models add": """
+        CogView3PlusTransformer2DModel DiTTransformer2DModel DreamLiteTransformer2DModel LatteTransformer3DModel
+        PixArtTransformer2DModel PriorTransformer RFD4ProteinaTransformer SanaTransformer2DModel T5FilmDecoder
+        Transformer2DModel TransformerTemporalModel""",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -117,7 +117,9 @@ class DiffusionPlan:
         given = {"text": text, "references": references, "rate": rate}
         place, settings = PLACEMENTS[self.placement], dict(self.settings)
         takes = inspect.signature(place).parameters
-        sizes: dict[str, Any] = {"shape": _parse_shape("shape", shape, flat=self.placement in ("sequence", "ltx2_audio"))}
+        sizes: dict[str, Any] = {
+            "shape": _parse_shape("shape", shape, flat=self.placement in ("sequence", "ltx2_audio"))
+        }
         for name, value in given.items():
             taken = name in takes and (name != "references" or self.references)
             require(taken or value is None, "{} must not be given to this model, got {!r:.60}", name, value)
@@ -170,7 +172,9 @@ class DiffusionPlan:
         x = parse_width(x, {self.head_dim})
         frequencies: Any = self.frequencies
         if self.learned:
-            require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters)
+            require_type(
+                isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters
+            )
             array = (parameters or {}).get(self.learned)
             require(array is not None, "parameters must hold {!r}, the learned frequencies, got None", self.learned)
             frequencies = checks.floats(self.learned, array, ("axes", "heads", "pairs")).swapaxes(0, 1)
@@ -190,7 +194,9 @@ def _parse_shape(name: str, value: Any, *, flat: bool = False) -> tuple[int, ...
     if flat:
         require(len(sides) == 1, "{} must be (length,), in tokens, got {}", name, sides)
         return sides
-    require(len(sides) in (2, 3), "{} must be (height, width) or (frames, height, width), in tokens, got {}", name, sides)
+    require(
+        len(sides) in (2, 3), "{} must be (height, width) or (frames, height, width), in tokens, got {}", name, sides
+    )
     return (1, *sides)[-3:]
 
 
@@ -233,7 +239,7 @@ def _stacked(parts: Sequence[Tokens]) -> jax.Array:
     require(last < LIMIT, "coordinates must fit into int32, got up to {}", last)
     whole = all(axis.dtype.kind == "i" for axis in flat)
     dtype = np.int32 if whole else np.float32
-    arrays = [tuple(axis.astype(dtype) for axis in part.coordinates) for part in parts]
+    arrays: Any = [tuple(axis.astype(dtype) for axis in part.coordinates) for part in parts]
     return _combined(arrays, tuple(part.together for part in parts))
 
 

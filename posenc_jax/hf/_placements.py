@@ -7,6 +7,7 @@ in words: the site's table of diffusion models shows it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -142,6 +143,15 @@ def cogview4(shape: Shape, text: int, *, sides: tuple[int, int]) -> list[Tokens]
     return [repeated(text, 0, 0), grid(*scaled)]
 
 
+def table(shape: Shape, *, sides: tuple[int, int], floors: bool) -> list[Tokens]:
+    """The number of a row of the learned table, of a grid from its middle; see `learned`. Text has no row."""
+    height, width = shape[1:]
+    require(height <= sides[0] and width <= sides[1], "shape must fit into the table, {}, got {}", sides, shape[1:])
+    top, left = ((n // 2 - m // 2) if floors else (n - m) // 2 for n, m in zip(sides, shape[1:], strict=True))
+    rows = np.arange(top, top + height)[:, None] * sides[1] + np.arange(left, left + width)
+    return [grid(rows.reshape(-1))]
+
+
 # Videos
 
 
@@ -184,53 +194,52 @@ def mochi(shape: Shape, text: int) -> list[Tokens]:
 
 
 def cosmos(shape: Shape, rate: Fraction | None = None) -> list[Tokens]:
-    """Time in frames of 24 per second, row and column. Without a rate, the frame."""
+    """Time in frames of 24 per second, row and column. An image has no rate."""
+    require(rate is not None or shape[0] == 1, "rate must be given for a video, got None for {} frames", shape[0])
     frame = Fraction(SECOND, 24) if rate is None else SECOND / rate
     return [grid(exact([i * frame for i in range(shape[0])]), *map(range, shape[1:]))]
 
 
 def ltx(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape) -> list[Tokens]:
-    """Time in seconds, row and column in pixels, each from half of 20 seconds or 2,048 pixels."""
-    frame, *sides = (
-        [2 * step * i for i in range(count)] for count, step in zip(shape, steps, strict=True)
-    )
-    axes = [[i * SECOND / rate for i in frame], *sides]
-    return [grid(*(exact([x - top for x in axis]) for axis, top in zip(axes, tops, strict=True)))]
+    """Start of frames in seconds, of rows and columns in pixels, from half of 20 seconds or 2,048 pixels."""
+    units = [SECOND / rate, 1, 1]
+    sides = zip(shape, steps, tops, units, strict=True)
+    return [grid(*(exact([2 * i * step * unit - top for i in range(n)]) for n, step, top, unit in sides))]
 
 
 def ltx2(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape, offset: int, scale: int) -> list[Tokens]:
-    """Middle of frames in seconds, of rows and columns in pixels, each from half of 20 seconds or 2,048 pixels."""
-    (time,) = ltx2_audio(shape[:1], steps=steps[0], top=tops[0], offset=offset, scale=scale, seconds=1 / rate)
-    sides = [
-        exact([step * (2 * i + 1) - top for i in range(count)])
-        for count, step, top in zip(shape[1:], steps[1:], tops[1:], strict=True)
-    ]
-    return [grid(*time.coordinates, *sides)]
+    """Middle of frames in seconds, of rows and columns in pixels, from half of 20 seconds or 2,048 pixels."""
+    times = _middles(shape[0], steps[0], tops[0], offset, scale, 1 / rate)
+    sides = zip(shape[1:], steps[1:], tops[1:], strict=True)
+    return [grid(times, *(np.arange(1, 2 * n, 2) * step - top for n, step, top in sides))]
 
 
-def ltx2_time(shape: Shape, rate: Fraction, *, steps: int, top: int, offset: int, scale: int) -> list[Tokens]:
-    """Of each token of a video, the middle of its frames in seconds, from half of 20 seconds."""
-    (time,) = ltx2_audio(shape[:1], steps=steps, top=top, offset=offset, scale=scale, seconds=1 / rate)
-    return [grid(np.repeat(time.coordinates[0], shape[1] * shape[2]))]
+def ltx2_time(shape: Shape, rate: Fraction, *, steps: Shape, tops: tuple[int], offset: int, scale: int) -> list[Tokens]:
+    """Middle of frames in seconds, from half of 20 seconds."""
+    times = _middles(shape[0], steps[0], tops[0], offset, scale, 1 / rate)
+    return [grid(times.repeat(shape[1] * shape[2]))]
 
 
 def ltx2_audio(
-    shape: tuple[int, ...], *, steps: int, top: int, offset: int, scale: int, seconds: Fraction
+    shape: tuple[int], *, steps: int, tops: tuple[int], offset: int, scale: int, seconds: Fraction
 ) -> list[Tokens]:
-    """The middle of the frames of a token in seconds, from half of 20 seconds."""
-    edges = [max(steps * i + offset - scale, 0) for i in range(shape[0] + 1)]
-    return [grid(exact([(a + b) * SECOND * seconds - top for a, b in zip(edges, edges[1:], strict=False)]))]
+    """Middle of tokens in seconds, from half of 20 seconds."""
+    return [grid(_middles(shape[0], steps, tops[0], offset, scale, seconds))]
+
+
+def _middles(count: int, step: int, top: int, offset: int, scale: int, seconds: Fraction) -> np.ndarray:
+    """Twice the middle of tokens of `step` frames, less `top`; the first latent, of `scale` frames, has `offset`."""
+    edges = [max(step * i + offset - scale, 0) for i in range(count + 1)]
+    return exact([(a + b) * SECOND * seconds - top for a, b in itertools.pairwise(edges)])
 
 
 def sequence(shape: tuple[int, ...]) -> list[Tokens]:
-    """0, 1, 2, …"""
+    """Counts from 0."""
     return [grid(range(shape[0]))]
 
 
+_IMAGES = flux, flux2, flux3, ovis, longcat, qwen_image, qwen_image_21, z_image, lumina2, ideogram4, image, cogview4
+_VIDEOS = wan, chronoedit, hunyuan_video, cogvideox, mochi, cosmos, ltx, ltx2
 PLACEMENTS: dict[str, Any] = {
-    placement.__name__: placement
-    for placement in (
-        flux, flux2, flux3, ovis, longcat, qwen_image, qwen_image_21, z_image, lumina2, ideogram4, image, cogview4, wan,
-        chronoedit, hunyuan_video, cogvideox, mochi, cosmos, ltx, ltx2, ltx2_time, ltx2_audio, sequence,
-    )
-}  # fmt: skip
+    each.__name__: each for each in (*_IMAGES, table, *_VIDEOS, ltx2_time, ltx2_audio, sequence)
+}

@@ -482,7 +482,7 @@ def facts():
         "towers": {name: x for name, x in found.items() if name in TOWERS},
         "parts": dict(sorted(parts.items())),
         "placeholders": {name: placeholders_of(x) for name, x in classes.items() if name in MULTIMODAL},
-        "diffusion": {name: diffusion_of(name) for name in sorted(diffusion.MODELS | diffusion.TABLES)},
+        "diffusion": {name: diffusion_of(name) for name in sorted(diffusion.MODELS)},
         "without_rope": {name: {"rotates": False} for name in sorted(classes.keys() - {*found, *parts})},
     }
 
