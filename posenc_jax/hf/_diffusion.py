@@ -105,17 +105,23 @@ class DiffusionConfig(Values):
 
     def sizes(self, name: str) -> tuple[int, ...]:
         """The positive integers of a list."""
-        return checks.positive_ints(name, self.get_required(name))
+        return tuple(_limited(name, size) for size in checks.positive_ints(name, self.get_required(name)))
 
     def count(self, name: str) -> int:
         """A positive integer."""
-        return self.get_integer(name)
+        return _limited(name, self.get_integer(name))
 
     def head_dim(self, all_heads: str, heads: str | None = None) -> int:
         """The width of a head, from its key, or from those of all heads and of their number."""
         width, count = self.count(all_heads), self.count(heads) if heads else 1
         require(width % count == 0, "{} must be a multiple of {}, got {}", all_heads, heads, width)
         return width // count
+
+
+def _limited(name: str, value: int) -> int:
+    """A size, below 2²⁴."""
+    require(value < 2**24, "{} must be below 2²⁴, got {!r:.60}", name, value)
+    return value
 
 
 # What one class alone does: fields of the plan that `MODELS` does not say, from the frequencies and the width of a head

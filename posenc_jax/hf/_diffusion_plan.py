@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -23,7 +23,7 @@ from posenc_jax._jax.workarounds import compiled
 from posenc_jax._positions.sequences import LIMIT
 from posenc_jax._rotary.rotary import rotary
 from posenc_jax.hf._apply import parse_width, rotate_slices
-from posenc_jax.hf._placements import PLACEMENTS, Tokens
+from posenc_jax.hf._placements import FLAT, PLACEMENTS, TIMED, Tokens
 
 
 @jax.tree_util.register_static
@@ -73,6 +73,9 @@ class DiffusionPlan:
         checks.integer("references", self.references, 0)
         slices = checks.positive_int("slices", self.slices)
         require(head_dim % (2 * slices) == 0, "slices must divide the pairs of head_dim, got {}", slices)
+        names = sorted(each.name for each in _parameters(self.placement) if each.kind is each.KEYWORD_ONLY)
+        require(sorted(dict(self.settings)) == names, "settings must be {}, got {!r:.60}", names, self.settings)
+        vars(self).update(frequencies=f)  # frozen
 
     @public
     def positions(
@@ -115,19 +118,15 @@ class DiffusionPlan:
           Hugging Face diffusers 0.42.1: the models' own modules, and their pipelines.
         """
         given = {"text": text, "references": references, "rate": rate}
-        place, settings = PLACEMENTS[self.placement], dict(self.settings)
-        takes = inspect.signature(place).parameters
-        sizes: dict[str, Any] = {
-            "shape": _parse_shape("shape", shape, flat=self.placement in ("sequence", "ltx2_audio"))
-        }
+        takes = {each.name: each.default is each.empty for each in _parameters(self.placement)}
+        sizes: dict[str, Any] = {"shape": _parse_shape("shape", shape, self.placement)}
         for name, value in given.items():
             taken = name in takes and (name != "references" or self.references)
             require(taken or value is None, "{} must not be given to this model, got {!r:.60}", name, value)
-            needed = name in takes and takes[name].default is inspect.Parameter.empty
-            require(value is not None or not needed, "{} must be given for this model, got None", name)
+            require(value is not None or not takes.get(name), "{} must be given for this model, got None", name)
             if value is not None:
                 sizes[name] = _PARSERS[name](self, value)
-        parts = place(**sizes, **settings)
+        parts = PLACEMENTS[self.placement](**sizes, **dict(self.settings))
         if not self.text_first:
             parts = [*parts[1:], parts[0]]
         return jax.device_put(_stacked(parts))
@@ -163,7 +162,8 @@ class DiffusionPlan:
 
         Raises:
           TypeError: if positions are None or parameters are not a mapping, or as `rotary`.
-          ValueError: if x does not have head_dim features, or learned frequencies are missing, or as `rotary`.
+          ValueError: if x does not have head_dim features, learned frequencies are missing, the model adds a table
+            instead of rotating, or as `rotary`.
 
         Reference:
           Hugging Face diffusers 0.42.1: the attention of the models' own modules.
@@ -171,10 +171,10 @@ class DiffusionPlan:
         require_type(positions is not None, "positions", "an array, as `positions` gives it", positions)
         x = parse_width(x, {self.head_dim})
         frequencies: Any = self.frequencies
+        message = "x must be of a model that rotates: this one adds the rows of a table, at these positions"
+        require(self.learned or frequencies.dim, message)
         if self.learned:
-            require_type(
-                isinstance(parameters, Mapping | None), "parameters", "a mapping of names to arrays", parameters
-            )
+            require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping to arrays", parameters)
             array = (parameters or {}).get(self.learned)
             require(array is not None, "parameters must hold {!r}, the learned frequencies, got None", self.learned)
             frequencies = checks.floats(self.learned, array, ("axes", "heads", "pairs")).swapaxes(0, 1)
@@ -188,15 +188,19 @@ class DiffusionPlan:
 # Sizes
 
 
-def _parse_shape(name: str, value: Any, *, flat: bool = False) -> tuple[int, ...]:
-    """(frames, height, width), of an image too; or (length,)."""
+def _parameters(placement: str) -> Iterable[inspect.Parameter]:
+    """The sizes and the settings of a placement."""
+    return inspect.signature(PLACEMENTS[placement]).parameters.values()
+
+
+def _parse_shape(name: str, value: Any, placement: str) -> tuple[int, ...]:
+    """(length,), or (frames, height, width) of an image too."""
     sides = checks.positive_ints(name, value)
-    if flat:
+    if placement in FLAT:
         require(len(sides) == 1, "{} must be (length,), in tokens, got {}", name, sides)
         return sides
-    require(
-        len(sides) in (2, 3), "{} must be (height, width) or (frames, height, width), in tokens, got {}", name, sides
-    )
+    expected = "(height, width)" + " or (frames, height, width)" * (placement in TIMED)
+    require(2 <= len(sides) <= 2 + (placement in TIMED), "{} must be {}, in tokens, got {}", name, expected, sides)
     return (1, *sides)[-3:]
 
 
@@ -211,7 +215,7 @@ def _parse_references(plan: DiffusionPlan, value: Any) -> Any:
     images = checks.sequence("references", value, "(height, width)")
     most = plan.references
     require(len(images) <= most, "references must hold at most {} images for this model, got {}", most, len(images))
-    return tuple(_parse_shape(f"references[{i}]", image) for i, image in enumerate(images))
+    return tuple(_parse_shape(f"references[{i}]", image, "image") for i, image in enumerate(images))
 
 
 def _parse_rate(plan: DiffusionPlan, value: Any) -> Fraction:

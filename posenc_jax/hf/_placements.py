@@ -238,8 +238,8 @@ def sequence(shape: tuple[int, ...]) -> list[Tokens]:
     return [grid(range(shape[0]))]
 
 
-_IMAGES = flux, flux2, flux3, ovis, longcat, qwen_image, qwen_image_21, z_image, lumina2, ideogram4, image, cogview4
-_VIDEOS = wan, chronoedit, hunyuan_video, cogvideox, mochi, cosmos, ltx, ltx2
-PLACEMENTS: dict[str, Any] = {
-    each.__name__: each for each in (*_IMAGES, table, *_VIDEOS, ltx2_time, ltx2_audio, sequence)
-}
+_IMAGES = flux, flux2, flux3, ovis, longcat, lumina2, qwen_image_21, ideogram4, image, cogview4, table
+_VIDEOS = qwen_image, z_image, wan, chronoedit, hunyuan_video, cogvideox, mochi, cosmos, ltx, ltx2, ltx2_time
+PLACEMENTS: dict[str, Any] = {each.__name__: each for each in (*_IMAGES, *_VIDEOS, sequence, ltx2_audio)}
+TIMED = {each.__name__ for each in _VIDEOS}  # they take frames, or layers
+FLAT = {sequence.__name__, ltx2_audio.__name__}
