@@ -10,7 +10,6 @@ import numpy as np
 
 from posenc_jax._frequencies.axes import axial, join, multi_section
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
-from posenc_jax._frequencies.ntk import ntk
 from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
@@ -158,11 +157,15 @@ def cogview4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str
 
 
 def cosmos(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
-    """Each coordinate has its NTK factor, and time is in units of a second."""
+    """Each coordinate has a factor, as `ntk` takes it or below 1, and time is in units of a second."""
     factors = checks.sequence("rope_scale", config.get_required("rope_scale"), "three numbers")
     require(len(factors) == 3, "rope_scale must hold three numbers, got {}", factors)
-    time, *sides = (ntk(2 * (f.axes or ()).count(axis), BASE, factor) for axis, factor in enumerate(factors))
-    return {"frequencies": axial((linear_scaling(time, SECOND // 24), *sides))}
+    spectra = []
+    for axis, factor in enumerate(factors):
+        width = 2 * (f.axes or ()).count(axis)
+        require(width > 2, "attention_head_dim must give each coordinate two pairs, got {}", head_dim)
+        spectra.append(geometric(width, BASE * checks.positive(f"rope_scale[{axis}]", factor) ** (width / (width - 2))))
+    return {"frequencies": axial((linear_scaling(spectra[0], SECOND // 24), *spectra[1:]))}
 
 
 def flux3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:

@@ -53,9 +53,8 @@ _KANDINSKY = DiffusionModel("wan", "axes_dims", ())
 _GROUPS: dict[str, DiffusionModel] = {
     # images
     "FluxTransformer2DModel": DiffusionModel("flux", references=1),
-    "BriaTransformer2DModel BriaFiboTransformer2DModel ChromaTransformer2DModel Krea2Transformer2DModel": (
-        DiffusionModel("flux")
-    ),
+    "BriaTransformer2DModel ChromaTransformer2DModel Krea2Transformer2DModel": DiffusionModel("flux"),
+    "BriaFiboTransformer2DModel": DiffusionModel("flux", references=MANY),
     "HiDreamImageTransformer2DModel": DiffusionModel("flux", text_first=False),
     "Flux2Transformer2DModel": DiffusionModel("flux2", references=MANY),
     "Flux3Transformer2DModel": DiffusionModel("flux3", references=MANY),
@@ -65,9 +64,6 @@ _GROUPS: dict[str, DiffusionModel] = {
     "QwenImage21Transformer2DModel": DiffusionModel("qwen_image_21", references=MANY),
     "ZImageTransformer2DModel": DiffusionModel("z_image", "axes_dims", ("dim", "n_heads"), text_first=False),
     "Lumina2Transformer2DModel": DiffusionModel("lumina2", "axes_dim_rope", ("hidden_size", "num_attention_heads")),
-    "ErnieImageTransformer2DModel": DiffusionModel(
-        "lumina2", "rope_axes_dim", ("hidden_size", "num_attention_heads"), text_first=False
-    ),
     "Ideogram4Transformer2DModel": DiffusionModel("ideogram4", None, layout="half"),
     "HunyuanImageTransformer2DModel": DiffusionModel("image", "rope_axes_dim", text_first=False),
     "CogView4Transformer2DModel": DiffusionModel("cogview4", halves, layout="half"),
@@ -107,6 +103,7 @@ _REASONS = {
     "its text becomes tokens whose number depends on the text's length": "BriaFibo2Transformer2DModel",
     "its queries are those of the image alone, and its keys those of text too": """
         NucleusMoEImageTransformer2DModel PRXTransformer2DModel""",
+    "it gives the two features of a pair different angles, which is no rotation": "ErnieImageTransformer2DModel",
     "a key chooses whether text rotates": "JoyImageEditPlusTransformer3DModel JoyImageEditTransformer3DModel",
     "its positions are 0, 1, 2, …: use rotary": """
         AceStepTransformer1DModel LongCatAudioDiTTransformer MiniMaxMusic3RVQDepthDecoder

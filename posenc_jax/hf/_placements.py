@@ -54,7 +54,7 @@ def exact(values: Sequence[Fraction | int]) -> np.ndarray:
 
 
 def flux(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
-    """Text stands at 0 in all coordinates; the first is 0 for the image and 1 for a reference image (Kontext)."""
+    """Text stands at 0 in all coordinates; the first is 0 for the image, 1 for its reference image, and so on."""
     images = [grid(time, *map(range, image[1:])) for time, image in enumerate([shape, *references])]
     return [repeated(text, 0, 0, 0), *images]
 
@@ -194,8 +194,9 @@ def mochi(shape: Shape, text: int) -> list[Tokens]:
 
 
 def cosmos(shape: Shape, rate: Fraction | None = None) -> list[Tokens]:
-    """Time in frames of 24 per second, row and column. An image has no rate."""
-    require(rate is not None or shape[0] == 1, "rate must be given for a video, got None for {} frames", shape[0])
+    """Time in frames of 24 per second, row and column. At 24 frames are counted, as version 2.5 counts them."""
+    message = "rate must be given for a video, got None for {} frames: 24 counts frames, as Cosmos 2.5 does"
+    require(rate is not None or shape[0] == 1, message, shape[0])
     frame = Fraction(SECOND, 24) if rate is None else SECOND / rate
     return [grid(exact([i * frame for i in range(shape[0])]), *map(range, shape[1:]))]
 

@@ -462,9 +462,10 @@ def placeholders_of(config_class):
 
 
 def diffusion_of(name):
-    """The keys of a class of diffusers that concern positions, and its values for them."""
+    """The keys of a class of diffusers that concern positions or are named like them, and its values for them."""
     parameters = inspect.signature(getattr(diffusers, name).__init__).parameters.values()
-    return {x.name: x.default for x in parameters if x.name in DIFFUSION or speaks_of_positions(x.name)}
+    kept = [x.name for x in parameters if x.name in DIFFUSION or speaks_of_positions(x.name)]
+    return {x.name: x.default for x in parameters if difflib.get_close_matches(x.name, kept, 1, 0.85)}
 
 
 def facts():
