@@ -101,8 +101,8 @@ class DiffusionPlan:
             to each other. Qwen-Image 2.1 takes a sequence: the number of text tokens before each image.
           references: the sides of each reference image, (height, width), in tokens; none by default. For a layered
             Qwen-Image, whose frames are the layers, the condition image.
-          rate: frames per second. It must be given for LTX, and for videos of Cosmos, where 24 counts frames, as version
-            2.5 does. Rates such as 24,000/1,001 are exact as a float or as a `Fraction`.
+          rate: frames per second. It must be given for LTX, and for videos of Cosmos, where 24 counts frames, as
+            version 2.5 does. Rates such as 24,000/1,001 are exact as a float or as a `Fraction`.
 
         Returns:
           An array of shape (tokens, axes), or (tokens,) for one axis: int32, or float32 if a coordinate is not a whole
