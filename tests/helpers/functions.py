@@ -558,7 +558,7 @@ STATIC = {
     ),
     "axial": Row(pe.axial, "", frequencies=8, num_axes=2, base=1e4),
     "geometric": Row(pe.geometric, "", dim=8, base=1e4, endpoint=True),
-    "grid_positions": Row(pe.grid_positions, "", shape=(2, 3), order="row", leading=1),
+    "grid_positions": Row(pe.grid_positions, "", shape=(2, 3), start=(0, 0.5), step=2, order="row", leading=1),
     "kv_cache": Row(
         pe.kv_cache,
         "",
