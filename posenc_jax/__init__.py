@@ -11,7 +11,7 @@ functions for Pallas kernels in `posenc_jax.kernels`, and figures in `posenc_jax
 from posenc_jax._frequencies.frequencies import Frequencies, geometric
 
 # Frequencies for longer contexts.
-from posenc_jax._frequencies.scalings import linear_scaling, yarn, longrope, llama3, proportional
+from posenc_jax._frequencies.scalings import linear_scaling, yarn, longrope, llama3, proportional, riflex
 from posenc_jax._frequencies.ntk import ntk, dynamic_ntk
 
 # Frequencies for positions of several coordinates.
@@ -97,6 +97,7 @@ __all__ = [
     "proportional",
     "relative_position_bias",
     "resize_table",
+    "riflex",
     "rotary",
     "rotation_matrix",
     "sandwich",

@@ -16,16 +16,22 @@ from posenc_jax._jax.errors import invalid, public, require
 
 @public
 def axial(
-    frequencies: Frequencies | int | Sequence[Frequencies | int], num_axes: int | None = None, base: float | None = None
+    frequencies: Frequencies | int | Sequence[Frequencies | int],
+    num_axes: int | None = None,
+    base: float | None = None,
+    *,
+    interleaved: bool = False,
 ) -> Frequencies:
     r"""Axial frequencies: each coordinate of a position drives features of its own.
 
     With a spectrum $\omega^{(c)}_0, …, \omega^{(c)}_{n_c-1}$ for each coordinate $c$, or one for all of them, the pairs
-    of coordinate 0 come first, then those of coordinate 1, …:
+    of coordinate 0 come first, then those of coordinate 1, …; interleaved, pair 0 of every coordinate comes first:
 
-    $$\omega' = (\omega^{(0)}_0, …, \omega^{(0)}_{n_0-1}, \omega^{(1)}_0, …)$$
+    $$\omega' = (\omega^{(0)}_0, …, \omega^{(0)}_{n_0-1}, \omega^{(1)}_0, …) \text{ (contiguous)}, \qquad
+      \omega' = (\omega^{(0)}_0, \omega^{(1)}_0, …, \omega^{(0)}_1, \omega^{(1)}_1, …) \text{ (interleaved)}$$
 
-    In the interleaved layout, the encoding of $(p_0, p_1, …)$ thus concatenates the encodings of $p_0$, $p_1$, ….
+    In contiguous blocks and the interleaved layout, the encoding of $(p_0, p_1, …)$ thus concatenates the encodings of
+    $p_0$, $p_1$, ….
 
     Examples:
       >>> import posenc_jax as pe
@@ -38,6 +44,8 @@ def axial(
       (0, 1, 1, 1)
       >>> pe.axial(pe.linear_scaling(4, 2), 2).angular.round(6).tolist()
       [0.5, 0.005, 0.5, 0.005]
+      >>> pe.axial(8, 2, interleaved=True).axes
+      (0, 1, 0, 1)
 
     Args:
       frequencies: a sequence with the spectrum of each coordinate, as Frequencies with one axis, an even width and any
@@ -46,23 +54,31 @@ def axial(
         `geometric(width // num_axes, base)`.
       num_axes: the number of coordinates, 2 for images and 3 for video; not given with a sequence, whose length it is.
       base: as for `geometric`, 10,000 by default; only allowed for widths.
+      interleaved: whether to deal the pairs of the coordinates out in turn (LTX-Video, Lumina-Next) rather than in
+        contiguous blocks. All coordinates then have the same number of pairs.
 
     Returns:
       Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1. A last coordinate of width 0
       drives no pair and does not count.
 
     Raises:
-      TypeError: if frequencies or num_axes has the wrong type.
+      TypeError: if frequencies, num_axes or interleaved has the wrong type.
       ValueError: if num_axes is missing, or given with a sequence; if an int width is not a multiple of 2·num_axes, or
         one in a sequence is odd; if the total width exceeds 2²⁰ features; if given Frequencies have several axes or an
-        odd width, differ in attention_factor or precision, or base is given too; if base is not positive.
+        odd width, differ in attention_factor or precision, or base is given too; if base is not positive; if the
+        coordinates have different numbers of pairs to deal out in turn.
 
     Reference:
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
       this is its sinusoidal counterpart.
     """
     spectra = _parse_axes(frequencies, num_axes, base)
-    return _joined(spectra, range(len(spectra)))
+    blocks = _joined(spectra, range(len(spectra)))
+    if not checks.flag("interleaved", interleaved):
+        return blocks
+    pairs = [spectrum.num_pairs for spectrum in spectra]
+    require(len({*pairs}) == 1, "frequencies must have as many pairs for each coordinate if interleaved, got {}", pairs)
+    return blocks[[first + i for i in range(pairs[0]) for first in range(0, blocks.num_pairs, pairs[0])]]
 
 
 def _parse_axes(frequencies: Any, num_axes: Any, base: Any) -> list[Frequencies]:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from posenc_jax._frequencies.frequencies import DECIMAL, TWO_PI, Frequencies, from_base, limited
-from posenc_jax._frequencies.parser import parse_even_width, parse_growth, parse_static
+from posenc_jax._frequencies.parser import one_axis, parse_even_width, parse_growth, parse_static
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax._numerics.fixed_point import CYCLE_BITS
@@ -295,3 +295,49 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
     require(rotating or not dim, "fraction must leave a pair of the {} features to rotate, got {}", dim, fraction)
     weights = [(i < rotating) / Fraction(s) for i in range(dim // 2)]
     return _scaled("factor", factor, from_base(dim, base), weights)
+
+
+@public
+def riflex(frequencies: Frequencies | int, length: int, *, pair: int) -> Frequencies:
+    r"""RIFLEx: slows the pair after whose period a video repeats, so that it makes 0.9 cycles in a longer video.
+
+    $$\omega'_k = \begin{cases} 0.9 \cdot 2\pi / L & L > N_k \\ \omega_k & \text{otherwise} \end{cases}, \qquad
+      N_k = \operatorname{round}(2\pi / \omega_k)$$
+
+    All other pairs are unchanged. It applies to the spectrum of time alone: `axial((riflex(16, 66, pair=3), 56, 56))`.
+
+    Examples:
+      >>> import posenc_jax as pe
+      >>> f = pe.geometric(16, 256)  # HunyuanVideo's pairs of time
+      >>> f.wavelengths.round(1).tolist()
+      [6.3, 12.6, 25.1, 50.3, 100.5, 201.1, 402.1, 804.2]
+      >>> pe.riflex(f, 66, pair=3).wavelengths.round(1).tolist()
+      [6.3, 12.6, 25.1, 73.3, 100.5, 201.1, 402.1, 804.2]
+
+    Args:
+      frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
+      length: $L$, the number of latent frames. Up to $N_k$ of them, the spectrum is unchanged.
+      pair: $k$, from 0: the pair whose period is closest to the number of latent frames after which videos begin to
+        repeat. The authors count from 1.
+
+    Returns:
+      Frequencies with the attention factor and precision of the input.
+
+    Raises:
+      TypeError: if frequencies is neither Frequencies nor an integer, or length or pair is not an integer.
+      ValueError: if frequencies have several axes, length is not from 1 to 2³¹ − 1, or pair is not one of the pairs or
+        does not have a frequency above 0.
+
+    Reference:
+      Zhao et al., "RIFLEx: A Free Lunch for Length Extrapolation in Video Diffusion Transformers", 2025; the factor
+      0.9 and the threshold follow `riflex_utils.py` and `hunyuanvideo.py` of its code.
+    """
+    frequencies, length = one_axis(parse_static(frequencies)), checks.length("length", length)
+    pair, cycles = checks.integer("pair", pair, 0), frequencies.cycles
+    require(pair < len(cycles), "pair must be below {}, the number of pairs, got {}", len(cycles), pair)
+    require(
+        cycles[pair] > 0, "pair must have a frequency above 0, got {}, which has {}", pair, frequencies.angular[pair]
+    )
+    period = Fraction(1 << CYCLE_BITS, cycles[pair])
+    weight = Fraction(9, 10) * period / length if length > round(period) else Fraction(1)
+    return _scaled("length", length, frequencies, [weight if i == pair else Fraction(1) for i in range(len(cycles))])

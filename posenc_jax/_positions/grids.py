@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from fractions import Fraction
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from posenc_jax._jax import checks
@@ -17,10 +19,18 @@ from posenc_jax._positions.sequences import LIMIT
 
 
 @public
-def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "row", leading: int = 0) -> jax.Array:
+def grid_positions(
+    shape: Sequence[int],
+    *,
+    start: float | Sequence[float] = 0,
+    step: float | Sequence[float] = 1,
+    order: Literal["row", "column"] = "row",
+    leading: int = 0,
+) -> jax.Array:
     r"""Positions of the patches of an image or video, in the order in which the grid is flattened.
 
-    Token $i$ of an $h \times w$ grid is at $(\lfloor i/w \rfloor, i \bmod w)$, row before column.
+    Token $i$ of an $h \times w$ grid is at $(\lfloor i/w \rfloor, i \bmod w)$, row before column. With $a$ = start and
+    $s$ = step, its coordinates are $(a_0 + s_0 \lfloor i/w \rfloor, a_1 + s_1 (i \bmod w))$.
 
     Examples:
       >>> import posenc_jax as pe
@@ -28,6 +38,11 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
       [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
       >>> pe.grid_positions((2, 3), order="column").tolist()
       [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
+      >>> pe.grid_positions((1, 2, 2), start=(0, -1, -1)).tolist()  # counted from the centre, as in Qwen-Image
+      [[0, -1, -1], [0, -1, 0], [0, 0, -1], [0, 0, 0]]
+      >>> second_reference_of_flux2 = pe.grid_positions((1, 2, 3, 1), start=(20, 0, 0, 0))
+      >>> pe.grid_positions((3, 2), step=(8, 0.5))[-1].tolist()  # frames 8 apart
+      [16.0, 0.5]
       >>> encoding = pe.sinusoidal(pe.grid_positions((14, 24)), pe.axial(384, 2))
       >>> columns_first = pe.grid_positions((14, 24), order="column")
       >>> mae = pe.sinusoidal(columns_first, 384 // 2, layout="half").reshape(-1, 384)
@@ -36,21 +51,27 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
 
     Args:
       shape: the sides of the grid: (height, width), (time, height, width), or any other number of sides.
+      start: the coordinate of the first token along each side: one number for all sides, or one for each, in the order
+        of shape. A side of 1 is a coordinate that all tokens share.
+      step: the distance of neighbours along each side, likewise; of any sign.
       order: the order of the coordinates, not of the tokens. "row" keeps the order of the sides: (row, column) or
         (time, row, column). "column" swaps the last two: (column, row) or (time, column, row), as in the tables of MAE
-        and big_vision.
-      leading: the number of tokens before the grid (class, register), which are at 0 in every coordinate. `rotary`
-        leaves them unrotated, as rotary vision transformers do. No position encodes to zeros, so a table that is zero
-        for these tokens, like MAE's, needs rows of zeros before the encodings of the grid.
+        and big_vision. Each keeps the start and step of its side.
+      leading: the number of tokens before the grid (class, register), which are at 0 in every coordinate, wherever the
+        grid starts. `rotary` leaves them unrotated, as rotary vision transformers do. No position encodes to zeros, so
+        a table that is zero for these tokens, like MAE's, needs rows of zeros before the encodings of the grid.
 
     Returns:
-      An int32 array of shape (leading + product of the sides, number of sides), for frequencies with one axis for each
-      side (`axial`, `multi_section`).
+      An array of shape (leading + product of the sides, number of sides), for frequencies with one axis for each side
+      (`axial`, `multi_section`). It is int32 if all of start and step are integers. Otherwise it is float32, and each
+      coordinate is the float32 closest to $a + s\,i$ of the numbers that were given.
 
     Raises:
-      TypeError: if shape is not a sequence of integers, or leading is not an integer.
-      ValueError: if a side is below 1, if leading is below 0, if order is unknown or is "column" for a single side, or
-        if there are 2³¹ tokens or more.
+      TypeError: if shape is not a sequence of integers, start or step is neither a number nor a sequence of numbers, or
+        leading is not an integer.
+      ValueError: if a side is below 1, if leading is below 0, if order is unknown or is "column" for a single side, if
+        start or step does not hold one number for each side, if a step or a coordinate does not fit into int32, or if
+        there are 2³¹ tokens or more.
 
     Reference:
       He et al., "Masked Autoencoders Are Scalable Vision Learners", 2022, appendix A.1, and its `pos_embed.py`.
@@ -61,13 +82,52 @@ def grid_positions(shape: Sequence[int], *, order: Literal["row", "column"] = "r
     require(len(shape) >= least, "shape must have more sides for order={!r}, got {}", order, shape)
     if leading + math.prod(shape) >= LIMIT:
         raise invalid(f"shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
-    return _grid_positions(shape=shape, order=order, leading=leading)
+    starts, steps = _parse_sides("start", start, len(shape)), _parse_sides("step", step, len(shape))
+    for first, by, side in zip(starts, steps, shape, strict=True):
+        fits = all(-LIMIT <= x < LIMIT for x in (by, first, first + by * (side - 1)))
+        message = "start and step must keep every coordinate within int32, got {} and {} for a side of {}"
+        require(fits, message, float(first), float(by), side)
+    integral = all(isinstance(x, int) for x in (*starts, *steps))  # a key of its own: 1 and Fraction(1) are equal
+    return _grid_positions(shape=shape, starts=starts, steps=steps, integral=integral, order=order, leading=leading)
 
 
-@compiled("grid_positions", static_argnames=("shape", "order", "leading"))
-def _grid_positions(*, shape: tuple[int, ...], order: str, leading: int) -> jax.Array:
+def _parse_sides(name: str, values: Any, sides: int) -> tuple[Any, ...]:
+    """One number for each side at its exact value, integers as int and floats as Fraction."""
+    each = (values,) * sides
+    if not checks.is_number(values):
+        each = checks.sequence(name, values, "numbers, or one number for all sides")
+    require(len(each) == sides, "{} must hold one number for each of {} sides, got {}", name, sides, each)
+    for i, value in enumerate(each):
+        checks.number(f"{name}[{i}]", value)
+    return tuple(int(x) if isinstance(x, (int, np.integer)) else Fraction(float(x)) for x in each)
+
+
+@compiled("grid_positions", static_argnames=("shape", "starts", "steps", "integral", "order", "leading"))
+def _grid_positions(
+    *, shape: tuple[int, ...], starts: Any, steps: Any, integral: bool, order: str, leading: int
+) -> jax.Array:
     axes = list(range(len(shape)))
     if order == "column":
         axes[-2:] = axes[:-3:-1]
-    grid = jnp.stack([lax.broadcasted_iota(jnp.int32, shape, axis) for axis in axes], -1)
+    along = _integers_along if integral else _floats_along
+    grid = jnp.stack([along(shape, axis, starts[axis], steps[axis]) for axis in axes], -1)
     return jnp.pad(grid.reshape(-1, len(shape)), ((leading, 0), (0, 0)))
+
+
+def _integers_along(shape: tuple[int, ...], axis: int, start: int, step: int) -> jax.Array:
+    """The coordinate start + step·i of a side; a product beyond int32 wraps around, and the sum wraps back."""
+    return np.int32(start) + np.int32(step) * lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def _floats_along(shape: tuple[int, ...], axis: int, start: int | Fraction, step: int | Fraction) -> jax.Array:
+    """The coordinate start + step·i of a side, on the host: float32 would round both the product and the sum."""
+    unit = max(start.denominator, step.denominator)  # a power of two
+    first, by = int(start * unit), int(step * unit)
+    side = np.array([_to_odd(first + by * i) / unit for i in range(shape[axis])])
+    return lax.broadcast_in_dim(side.astype(np.float32), shape, (axis,))
+
+
+def _to_odd(n: int) -> int:
+    """In 50 bits, the last of them 1 if others are lost: float64 holds this, and float32 rounds it as it would n."""
+    lost = max(n.bit_length() - 50, 0)
+    return (n >> lost | (n % (1 << lost) > 0)) << lost

@@ -556,9 +556,9 @@ STATIC = {
     "Frequencies": Row(
         pe.Frequencies, "", cycles=(1 << 120, 1 << 119), dim=4, axes=(0, 1), attention_factor=1.0, precision="exact"
     ),
-    "axial": Row(pe.axial, "", frequencies=8, num_axes=2, base=1e4),
+    "axial": Row(pe.axial, "", frequencies=8, num_axes=2, base=1e4, interleaved=True),
     "geometric": Row(pe.geometric, "", dim=8, base=1e4, endpoint=True),
-    "grid_positions": Row(pe.grid_positions, "", shape=(2, 3), order="row", leading=1),
+    "grid_positions": Row(pe.grid_positions, "", shape=(2, 3), start=(0, 0.5), step=2, order="row", leading=1),
     "kv_cache": Row(
         pe.kv_cache,
         "",

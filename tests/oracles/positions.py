@@ -19,9 +19,11 @@ def lengths(documents, total):
     return found + [0] * (total - len(found))
 
 
-def grid(shape, order="row", leading=0):
-    """Of each cell, after so many tokens at the origin."""
-    cells = [list(cell) for cell in itertools.product(*map(range, shape))]
+def grid(shape, order="row", leading=0, start=0, step=1):
+    """Of each cell, after so many tokens at the origin; start and step are for all sides or for each."""
+    start, step = ([x] * len(shape) if np.ndim(x) == 0 else x for x in (start, step))
+    sides = [[a + s * i for i in range(n)] for a, s, n in zip(start, step, shape, strict=True)]
+    cells = [list(cell) for cell in itertools.product(*sides)]
     if order == "column":
         cells = [[*cell[:-2], cell[-1], cell[-2]] for cell in cells]
     return np.array([[0] * len(shape)] * leading + cells)

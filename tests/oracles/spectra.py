@@ -154,6 +154,22 @@ def proportional(dim, base, fraction, factor=1):
     return [w / MP.mpf(factor) * (i < turning) for i, w in enumerate(geometric(dim, base))], MP.mpf(1)
 
 
+@scaling(
+    {
+        "riflex-hunyuan": (16, 256, dict(length=66, pair=3)),
+        "riflex-cogvideox": (16, 10000, dict(length=25, pair=1)),
+        "riflex-unchanged": (16, 10000, dict(length=20, pair=1)),
+    },
+    shared=False,
+)
+def riflex(dim, base, length, pair):
+    """Pair `pair` makes 0.9 turns in the length if that is longer than its period, a rounded number of frames."""
+    omegas = geometric(dim, base)
+    if length > MP.nint(2 * MP.pi / omegas[pair]):
+        omegas[pair] = MP.mpf(9) / 10 * 2 * MP.pi / length
+    return omegas, MP.mpf(1)
+
+
 def _clip(x):
     return min(max(x, MP.mpf(0)), MP.mpf(1))
 

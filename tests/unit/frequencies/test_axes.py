@@ -1,6 +1,7 @@
 """Frequencies for positions of several coordinates: by which coordinate and ω each pair rotates.
 
-- `axial` gives each coordinate a spectrum: an equal share of a width, a width or spectrum of its own, or one for all.
+- `axial` gives each coordinate a spectrum: an equal share of a width, a width or spectrum of its own, or one for all,
+  in blocks or in turn.
 - `join` concatenates spectra, at the given coordinates.
 - `multi_section` divides the pairs of one spectrum among coordinates, in blocks or in turn.
 - Each keeps the amplitude and the precision. They give the models of diffusers.
@@ -44,6 +45,18 @@ def test_axial_gives_each_coordinate_a_width_of_its_own():
     assert pe.axial((8, 0)) == pe.geometric(8) and pe.axial((0, 8)).num_axes == 2
 
 
+def test_axial_deals_the_pairs_of_the_coordinates_out_in_turn():
+    f, g = pe.geometric(6), pe.geometric(6, 7.0)
+    got = pe.axial((f, g), interleaved=True)
+    assert got.axes == (0, 1, 0, 1, 0, 1)
+    assert got.cycles == tuple(each for both in zip(f.cycles, g.cycles, strict=True) for each in both)
+    assert pe.axial(YARN, 3, interleaved=True).axes == (0, 1, 2) * 8
+    three = pe.axial(YARN, 3, interleaved=True)
+    assert three.cycles == tuple(np.repeat(np.array(YARN.cycles, object), 3))
+    assert (three.attention_factor, three.precision) == (YARN.attention_factor, "float32")
+    assert pe.axial(16, 1, interleaved=True) == pe.geometric(16)
+
+
 def test_join_concatenates_spectra_at_their_coordinates():
     f, g = pe.geometric(8, 100.0), pe.linear_scaling(4, 2)
     same = pe.join(f, g)
@@ -82,7 +95,7 @@ def test_each_pair_rotates_by_its_coordinate(interleaved):
 
 # docs/dimensions.md has the spectra of checkpoints. The recordings are of smaller heads: what to replace by what.
 SMALLER = {"(16, 56, 56)": "(4, 6, 6)", "(44, 42, 42)": "(8, 6, 6)", "(16, 24, 24)": "(4, 6, 6)"}
-SMALLER |= {"axial(64, 2)[": "axial(16, 2)[", "np.arange(32).reshape(2, 16)": "np.arange(8).reshape(2, 4)"}
+SMALLER |= {"axial(64, 2, interleaved": "axial(16, 2, interleaved"}
 
 
 def spectra_of_the_page():
@@ -108,6 +121,30 @@ def test_rotations_are_those_of_image_and_video_models_of_diffusers(case):
     assert_within(got, want, 3e-6, against="diffusers, recorded")
 
 
+def test_fractions_cost_nothing_as_whole_numbers():
+    """LTX-2's coordinates, 2p/top − 1, times π/2 to 5,000π: in mpmath, and by the code of docs/dimensions.md."""
+    code = pages.block("docs/dimensions.md", "ltx = ").replace("682", "8")
+    whole, units = pages.run(code, {"np": np, "pe": pe})["ltx"], np.array([480, 64, 64])
+    powers = [spectra.MP.mpf(10_000) ** (spectra.MP.mpf(i) / 7) for i in range(8)]
+    omegas = [0, 0] + [w * spectra.MP.pi / 2 for w in powers for _ in units]  # at rest, then time, row, column in turn
+    n = (np.array([[1, 31, 33], [477, 1, 127], [959, 63, 65]]) - units).astype(np.int32)
+    fractions = n.astype(object) * (spectra.MP.mpf(1) / units.astype(object))
+    want = np.concatenate(encodings.waves(fractions, omegas, [0, 0] + [0, 1, 2] * 8), -1)
+    rounded = whole.with_angular([float(w) for w in omegas]), np.float32(n / units)
+    got, inexact = jax.jit(lambda: [pe.sinusoidal(p, f, layout="half") for f, p in ((whole, n), rounded)])()
+    assert_within(got, want, 9e-8, against="mpmath")
+    assert 1e-4 < np.abs(inexact - want).max() < 5e-4
+
+
+def test_pairs_at_rest_are_those_that_part_leaves_out():
+    x, p = np.random.default_rng(0).normal(size=(3, 12)).astype(np.float32), np.arange(6, dtype=np.int32).reshape(3, 2)
+    f, at = pe.axial(8, 2), {"head_axis": None, "layout": "interleaved"}
+    resting = pe.join(pe.geometric(4).with_angular([0.0, 0.0]), f)
+    by_rest, by_part = jax.jit(lambda: (pe.rotary(x, p, resting, **at), pe.rotary(x, p, f, part="last", **at)))()
+    np.testing.assert_array_equal(by_rest, by_part)
+    np.testing.assert_array_equal(by_rest[:, :4], x[:, :4])
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -117,6 +154,8 @@ def test_rotations_are_those_of_image_and_video_models_of_diffusers(case):
         (lambda: pe.axial((8, 8), 2), ValueError, "axial: num_axes must not be given with a sequence"),
         (lambda: pe.axial(F, 2**20 + 1), ValueError, "axial: num_axes must be at most 2²⁰"),
         (lambda: pe.axial("8", 2), TypeError, "axial: frequencies (a width) must be an integer"),
+        (lambda: pe.axial((8, 4), interleaved=True), ValueError, "axial: frequencies must have as many pairs for each"),
+        (lambda: pe.axial(8, 2, interleaved=1), TypeError, "axial: interleaved must be True or False"),
         (lambda: pe.axial(()), ValueError, "axial: frequencies must hold a spectrum for each coordinate"),
         (lambda: pe.axial(np.array(8)), TypeError, "axial: frequencies must be a sequence of"),
         (lambda: pe.axial((8, 7)), ValueError, "axial: frequencies[1] (a width) must be even"),

@@ -41,6 +41,8 @@ EDGES = {
     "proportional, all": (8, 1e6, {"fraction": 1}),
     "proportional, rounded as transformers does": (20, 1e6, {"fraction": 0.7, "factor": 1.1}),
     "proportional, one pair": (10, 1e6, {"fraction": 0.3}),
+    "riflex, the longest unchanged": (16, 256.0, {"length": 50, "pair": 3}),  # its period is 50.3 frames
+    "riflex, the shortest slowed": (16, 256.0, {"length": 51, "pair": 3}),
 }
 TRIED = SCALINGS | {
     label: scaling(width, base, {"type": label.partition(",")[0]} | settings)
@@ -91,6 +93,15 @@ def test_llama3_takes_frequencies_that_are_0_or_negative():
     settings = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192}
     forwards, backwards = (pe.llama3(pe.Frequencies(tuple(s * t for t in cycles), 66), **settings) for s in (1, -1))
     assert forwards.cycles[0] == 0 and backwards.cycles == tuple(-t for t in forwards.cycles)
+
+
+def test_riflex_slows_one_pair_and_makes_none_faster():
+    f = pe.geometric(16, 256).with_attention_factor(1.5).with_precision("float32")  # HunyuanVideo
+    assert np.abs(f.wavelengths - 48).argmin() == 3 and pe.riflex(f, 50, pair=3) == f  # its authors' k − 1 and N_k
+    others = [0, 1, 2, 4, 5, 6, 7]
+    assert pe.riflex(f, 66, pair=3)[others] == f[others]
+    for pair, w in enumerate(f.angular):
+        assert max(pe.riflex(f, length, pair=pair).angular[pair] for length in range(1, 999)) == w
 
 
 def test_a_given_amplitude_multiplies_that_of_the_frequencies():
@@ -145,6 +156,7 @@ VALID = {
     },
     "llama3": {"frequencies": 8, "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max": 8192},
     "proportional": {"dim": 8, "base": 1e4, "fraction": 0.5, "factor": 1},
+    "riflex": {"frequencies": 16, "length": 66, "pair": 3},
 }
 FREQUENCIES = "frequencies must be Frequencies or an integer width"
 LIMIT = "must keep every pair below 2²⁸ cycles"
@@ -152,6 +164,7 @@ LIMIT = "must keep every pair below 2²⁸ cycles"
 POSITIVE = {"linear_scaling": ["factor"], "yarn": ["beta_fast", "beta_slow"], "longrope": ["factor"]}
 POSITIVE |= {"llama3": ["low_freq_factor", "high_freq_factor"]}
 COUNTS = {"yarn": ["original_max"], "longrope": ["original_max", "length"], "llama3": ["original_max"]}
+COUNTS |= {"riflex": ["length"]}
 
 
 @pytest.mark.parametrize(
@@ -179,6 +192,10 @@ COUNTS = {"yarn": ["original_max"], "longrope": ["original_max", "length"], "lla
         ("proportional", {"fraction": 0}, ValueError, "fraction must be over 0 and at most 1"),
         ("proportional", {"fraction": 1.5}, ValueError, "fraction must be over 0 and at most 1"),
         ("proportional", {"fraction": 0.2}, ValueError, "fraction must leave a pair of the 8 features to rotate"),
+        ("riflex", {"frequencies": pe.axial((16, 56, 56))}, ValueError, "frequencies must have one axis, got 3"),
+        ("riflex", {"pair": 8}, ValueError, "pair must be below 8, the number of pairs, got 8"),
+        ("riflex", {"pair": -1}, ValueError, "pair must be at least 0"),
+        ("riflex", {"frequencies": pe.geometric(16).with_angular([0] * 8)}, ValueError, "pair must have a frequency a"),
     ],
 )
 def test_invalid_arguments_raise(name, changed, error, match):
