@@ -75,7 +75,7 @@ def diffusion_rotary_from_config(
     head_dim = head_dim or sum(sides)
     message = "{} must sum to the width of a head, {}, got {}"
     require(widths is None or sum(sides) == head_dim, message, widths, head_dim, sides)
-    frequencies = axial(sides, base=config.get_number("rope_theta", default=BASE)) if sides else geometric(0)
+    frequencies = axial(sides, base=config.positive("rope_theta", BASE)) if sides else geometric(0)
     fields = {"frequencies": frequencies, "head_dim": head_dim, "layout": facts.layout, "placement": facts.placement}
     fields |= {"text_first": facts.text_first, "references": facts.references}
     quirk = QUIRKS.get(config.class_name)
@@ -102,13 +102,19 @@ class DiffusionConfig(Values):
         require((scale is not None) == needs_scale, "scale must {}be given for {}", "" if needs_scale else "not ", name)
         self.scale = scale
 
-    def sizes(self, name: str) -> tuple[int, ...]:
-        """The positive integers of a list."""
-        return tuple(_limited(name, size) for size in checks.positive_ints(name, self.get_required(name)))
+    def sizes(self, name: str, count: int | None = None) -> tuple[int, ...]:
+        """The positive integers of a list, `count` of them."""
+        sizes = tuple(_limited(name, size) for size in checks.positive_ints(name, self.get_required(name)))
+        require(count in (None, len(sizes)), "{} must hold {} integers, got {}", name, count, sizes)
+        return sizes
 
     def count(self, name: str) -> int:
         """A positive integer."""
         return _limited(name, self.get_integer(name))
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A positive number."""
+        return checks.positive(name, self.get(name, default=default))
 
     def head_dim(self, all_heads: str, heads: str | None = None) -> int:
         """The width of a head, from its key, or from those of all heads and of their number."""
@@ -153,7 +159,7 @@ def cogvideox(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[st
 
 def cogview4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Rows and columns are shares of `rope_axes_dim`."""
-    return {"settings": (("sides", config.sizes("rope_axes_dim")),)}
+    return {"settings": (("sides", config.sizes("rope_axes_dim", 2)),)}
 
 
 def cosmos(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -175,7 +181,7 @@ def flux3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, A
 
 def ideogram4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """One spectrum, whose pairs row and column take in turns; time has all others."""
-    f, (_, *sides) = geometric(head_dim, config.get_number("rope_theta")), config.sizes("mrope_section")
+    f, (_, *sides) = geometric(head_dim, config.positive("rope_theta")), config.sizes("mrope_section", 3)
     return {"frequencies": multi_section(f, (f.num_pairs - sum(sides), *sides), interleaved=True)}
 
 
@@ -188,7 +194,7 @@ def kandinsky(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[st
         head_dim = sum(config.sizes("axes_dims_a"))
     f = geometric(head_dim)
     if stream == "audio":
-        f = linear_scaling(f, 1 / config.get_number("audio_freqs_scaling"))
+        f = linear_scaling(f, 1 / config.positive("audio_freqs_scaling"))
     return {"frequencies": f, "head_dim": head_dim, "placement": "sequence"}
 
 
@@ -215,7 +221,7 @@ def ltx2(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, An
         settings |= {"scale": frames, "steps": frames * config.count("audio_patch_size_t"), "tops": (top,)}
         settings["seconds"] = Fraction(config.count("audio_hop_length"), config.count("audio_sampling_rate"))
     else:
-        frames, *_ = scales = config.sizes("vae_scale_factors")
+        frames, *_ = scales = config.sizes("vae_scale_factors", 3)
         tops = (top,) if crosses else (top, config.count("base_height"), config.count("base_width"))
         settings |= {"scale": frames, "steps": _steps(config, scales), "tops": tops}
     placement = {"video": "ltx2", "video_cross": "ltx2_time"}.get(stream, "ltx2_audio")
@@ -280,9 +286,8 @@ def _of_all_heads(
     width = config.count(name) * (1 if crosses else heads)
     pairs = width // (2 * axes)
     require(width % (2 * heads) == 0 and pairs, "{} must give each head and coordinate pairs, got {}", name, width)
-    rising = geometric(2 * pairs, 1 / config.get_number("rope_theta", default=BASE), endpoint=True)
-    f = join(*(linear_scaling(rising, 2 * top / math.pi) for top in tops), axes=range(axes))
-    f = f[sorted(range(f.num_pairs), key=lambda i: i % pairs)]
+    rising = geometric(2 * pairs, 1 / config.positive("rope_theta", BASE), endpoint=True)
+    f = axial([linear_scaling(rising, 2 * top / math.pi) for top in tops], interleaved=True)
     at_rest = width // 2 - f.num_pairs
     if at_rest:
         f = join(geometric(2 * at_rest).with_angular([0.0] * at_rest), f)

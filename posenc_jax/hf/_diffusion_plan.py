@@ -37,7 +37,7 @@ class DiffusionPlan:
       >>> from posenc_jax.hf import diffusion_rotary_from_config
       >>> plan = diffusion_rotary_from_config({"_class_name": "WanTransformer3DModel"})
       >>> plan.placement, plan.layout, plan.frequencies
-      ('wan', 'interleaved', Frequencies(dim=128, angular=1 … 0.000154993, num_axes=3))
+      ('wan', 'interleaved', Frequencies(dim=128, angular=1 … 0.000155052, num_axes=3))
 
     Args:
       frequencies: `Frequencies` with one axis per coordinate; of width 0 if they are learned (Mochi).
