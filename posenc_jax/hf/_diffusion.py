@@ -151,7 +151,7 @@ def cogvideox(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[st
     """Version 1.5, which has patches of frames, counts rows and columns."""
     name = "use_rotary_positional_embeddings"
     require(config.get_flag(name), "{} must be true: without it, the model adds a table and does not rotate", name)
-    if config.get("patch_size_t"):
+    if config.get_integer("patch_size_t", default=None):
         return {"placement": "hunyuan_video"}
     patch = config.count("patch_size")
     return {"settings": (("sides", tuple(config.count(name) // patch for name in ("sample_height", "sample_width"))),)}

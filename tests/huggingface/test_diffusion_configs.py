@@ -76,7 +76,7 @@ BAD = [
     (FLUX_2 | {"rope_scaling": {}}, {}, "the key rope_scaling = {} is not read by Flux2Transformer2DModel"),
     (FLUX_2 | {"axes_dim_rope": [64, 64]}, {}, "axes_dim_rope = .* is not read .*: is axes_dims_rope meant"),
     (FLUX_2 | {"rope_theta": None}, {}, "rope_theta must have a value or be left out for 2000"),
-    (FLUX_2 | {"rope_theta": "2000"}, {}, "rope_theta must be a number, got '2000'"),
+    (FLUX_2 | {"rope_theta": "2000"}, {}, "rope_theta must be a number, got str '2000'"),
     (FLUX_2 | {"axes_dims_rope": [32, 32, 32, 33]}, {}, "axes_dims_rope must sum to .* 128"),
     ({"_class_name": "ChronoEditTransformer3DModel", "attention_head_dim": 64}, {}, "must have an even third"),
     ({"_class_name": "ZImageTransformer2DModel", "n_heads": 7}, {}, "dim must be a multiple of n_heads, got 3840"),
