@@ -21,9 +21,8 @@ class DiffusionModel(NamedTuple):
     placement: str  # how tokens are placed, a function of `_placements.py`
     # The widths of the coordinates: their key, or how they follow from the width of a head; None: see `_diffusion.py`
     widths: str | Callable[[int], tuple[int, ...]] | None = "axes_dims_rope"
-    head: tuple[str, ...] = (
-        "attention_head_dim",
-    )  # the key of the width of a head, or of all heads and of their number
+    # The key of the width of a head, or those of the width of all heads and of their number
+    head: tuple[str, ...] = ("attention_head_dim",)
     layout: Layout = "interleaved"
     text_first: bool = True  # in the sequence that attends
     references: int = 0  # the most reference images that it takes

@@ -197,6 +197,8 @@ def _parameters(placement: str) -> Iterable[inspect.Parameter]:
 def _parse_shape(name: str, value: Any, placement: str) -> tuple[int, ...]:
     """(length,), or (frames, height, width) of an image too."""
     sides = checks.positive_ints(name, value)
+    for side in sides:
+        _limited(name, side)
     if placement in FLAT:
         require(len(sides) == 1, "{} must be (length,), in tokens, got {}", name, sides)
         return sides
@@ -207,9 +209,14 @@ def _parse_shape(name: str, value: Any, placement: str) -> tuple[int, ...]:
 
 def _parse_text(plan: DiffusionPlan, value: Any) -> Any:
     if plan.placement != "qwen_image_21":
-        return checks.integer("text", value, 0)
+        return _limited("text", checks.integer("text", value, 0))
     lengths = enumerate(checks.sequence("text", value, "integers, the text tokens before each image"))
-    return tuple(checks.integer(f"text[{i}]", length, 0) for i, length in lengths)
+    return tuple(_limited(f"text[{i}]", checks.integer(f"text[{i}]", length, 0)) for i, length in lengths)
+
+
+def _limited(name: str, value: int) -> int:
+    require(value < 2**24, "{} must be below 2²⁴ tokens, got {!r:.60}", name, value)
+    return value
 
 
 def _parse_references(plan: DiffusionPlan, value: Any) -> Any:

@@ -177,6 +177,7 @@ PLAN = hf.RotaryPlan(
 SLICED = hf.VisionPlan(
     (hf.RotaryLayer(pe.axial(8, 2), 8),) * 2, "half", grids=(hf.PatchGrid(),) * 2, slices=2, table="linear_aligned"
 )
+MOCHI = hf.DiffusionPlan(pe.geometric(0), 8, "interleaved", "mochi", learned="frequencies")
 CONFIG = {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}
 
 
@@ -531,6 +532,32 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             role="key",
             scaled=False,
             **heads_at,
+        ),
+        "DiffusionPlan.positions": Row(
+            hf.DiffusionPlan(
+                pe.axial((2, 4, 2)), 8, "half", "qwen_image", (("layered", False),), references=1
+            ).positions,
+            "",
+            shape=(2, 3),
+            text=2,
+            references=[(1, 2)],
+        ),
+        "DiffusionPlan.rotate": Row(
+            lambda x, positions, learned, head_axis: MOCHI.rotate(
+                x, positions, head_axis=head_axis, parameters={"frequencies": learned}
+            ),
+            "bshd",
+            x=normal("bshd"),
+            positions=integers("bsa"),
+            learned=Named(np.repeat(frequencies[None, None, :4], heads, axis=1).repeat(2, axis=0), "ahp"),
+            **heads_at,
+        ),
+        "DiffusionPlan.rotate, slices": Row(
+            hf.DiffusionPlan(pe.axial(16, 2), 16, "half", "wan", slices=2).rotate,
+            "bsw",
+            x=Named(rng.normal(size=(batch, length, 16)).astype(np.float32), "bsw"),
+            positions=integers("bsa"),
+            head_axis=None,
         ),
         "VisionPlan.table_rows": Row(SLICED.table_rows, "", table=np.ones((3, 5, 2), np.float32), shape=(2, 3)),
     }

@@ -121,6 +121,8 @@ def test_no_value_crashes():
 
 SIZES = [
     (FLUX_2, {"shape": (2, 3)}, "text must be given"),
+    (FLUX_2, {"shape": (2, 3), "text": 2**24}, "text must be below 2²⁴ tokens"),
+    (FLUX_2, {"shape": (2**24, 3), "text": 1}, "shape must be below 2²⁴ tokens"),
     (FLUX_2, {"shape": (2, 3), "text": -1}, "text must be at least 0"),
     (FLUX_2, {"shape": (2, 3), "text": (1, 2)}, "text must be an integer"),
     (FLUX_2, {"shape": (2,), "text": 1}, r"shape must be \(height, width\), in tokens, got \(2,\)"),

@@ -94,7 +94,7 @@ def test_public_names_are_documented():
 
 # doctest finds functions in the public modules, but classes and module docstrings only in the modules that define them.
 PRIVATE = "_attention.cache _biases.formulas _flax.masks _frequencies.frequencies _rotary.cos_sin hf._apply hf._patches"
-PRIVATE += " hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings"
+PRIVATE += " hf._diffusion_plan hf._plan hf._vision_plan linen._biases linen._encodings nnx._biases nnx._encodings"
 WITH_EXAMPLES = "posenc_jax", *(f"posenc_jax.{name}" for name in f"hf kernels linen nnx plot {PRIVATE}".split())
 
 
