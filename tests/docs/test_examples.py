@@ -1,4 +1,4 @@
-"""The models of `examples/`: vit, t5 and dit run from the command line, and vit learns at two resolutions.
+"""The models of `examples/`: vit, t5, dit and video run from the command line, and vit learns at two resolutions.
 
 `nox -f maintenance.py -s parity` compares T5 and the decoder with transformers.
 """
@@ -68,11 +68,14 @@ def test_grouped_attention_with_a_cache_is_that_of_the_whole(example):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["vit", "t5", "dit"])
-def test_the_models_run_from_the_command_line(example, name, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [name, "--steps", "25"])
+@pytest.mark.parametrize("call", ["vit", "t5", "dit", "video --figure video.png"])
+def test_the_models_run_from_the_command_line(example, call, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    name, *options = call.split()
+    monkeypatch.setattr(sys, "argv", [name, "--steps", "25", *options])
     example(name).main()
     assert len(capsys.readouterr().out.splitlines()) >= 3  # what each prints about its run
+    assert [path.name for path in tmp_path.iterdir()] == options[1:]
 
 
 @pytest.mark.slow

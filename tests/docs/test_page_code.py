@@ -307,12 +307,26 @@ def test_positions_of_eva_02_are_scaled_to_the_grid_of_training():
     assert_within(got, np.array([[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]), 0)
 
 
+def scores_at(offsets, q, k):
+    """Scores of q and k, (seq, heads, features): each query is rotated by its own offset to each key, (seq, seq)."""
+    turned = rotated(np.repeat(q[:, None], SEQ, 1).reshape(-1, HEADS, WIDTH), offsets.ravel())
+    return np.einsum("qkhd,khd->hqk", turned.reshape(SEQ, SEQ, HEADS, WIDTH), k)
+
+
 def test_self_extend():
-    """Near offsets stay; beyond the window, positions count in groups. Each pair is rotated by its own offset."""
+    """Near offsets stay; beyond the window, positions count in groups."""
     q, k, window, group = Q[0], K[0], 5, 2
     i, j = COUNTED[:, None], COUNTED
     offsets = np.where(i - j < window, i - j, i // group - j // group + window - window // group)
-    turned = rotated(np.repeat(q[:, None], SEQ, 1).reshape(-1, HEADS, WIDTH), offsets.ravel())
-    want = np.einsum("qkhd,khd->hqk", turned.reshape(SEQ, SEQ, HEADS, WIDTH), k)
     got = jax.jit(of_page("docs/contexts.md", "self_extend"), static_argnums=(2, 3, 4))(q, k, SPECTRUM, window, group)
-    assert_within(got, want, 2e-5)
+    assert_within(got, scores_at(offsets, q, k), 2e-5)
+
+
+def test_dual_chunk_attention():
+    """Chunks of three tokens: offsets stay in a chunk, and to the one before until the query is at four."""
+    i, j = COUNTED[:, None], COUNTED
+    begin, chunks = j - j % 3, i // 3 - j // 3  # where the key's chunk begins, and how many chunks it is away
+    offsets = np.select([chunks == 0, chunks == 1], [i - j, np.minimum(i - begin, 4) - j % 3], 4 - j % 3)
+    want = causal(Q[:1], K[:1], V[:1], bias=0.4 * scores_at(offsets, Q[0], K[0]), scale=0.0)
+    got = recipe("dual_chunk", rotate=rotate)(Q[:1], K[:1], V[:1], 4, 1, 0.4)
+    assert_within(got, want, 3e-6)
