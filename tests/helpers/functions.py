@@ -177,7 +177,7 @@ PLAN = hf.RotaryPlan(
 SLICED = hf.VisionPlan(
     (hf.RotaryLayer(pe.axial(8, 2), 8),) * 2, "half", grids=(hf.PatchGrid(),) * 2, slices=2, table="linear_aligned"
 )
-MOCHI = hf.DiffusionPlan(pe.geometric(0), 8, "interleaved", "mochi", learned="frequencies")
+PLACED = hf.DiffusionPlan(pe.axial(8, 2), 8, "half", "qwen_image", (("layered", False),), references=1)
 CONFIG = {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}
 
 
@@ -533,24 +533,9 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             scaled=False,
             **heads_at,
         ),
-        "DiffusionPlan.positions": Row(
-            hf.DiffusionPlan(
-                pe.axial((2, 4, 2)), 8, "half", "qwen_image", (("layered", False),), references=1
-            ).positions,
-            "",
-            shape=(2, 3),
-            text=2,
-            references=[(1, 2)],
-        ),
+        "DiffusionPlan.positions": Row(PLACED.positions, "", shape=(2, 3), text=2, references=[(1, 2)], rate=None),
         "DiffusionPlan.rotate": Row(
-            lambda x, positions, learned, head_axis: MOCHI.rotate(
-                x, positions, head_axis=head_axis, parameters={"frequencies": learned}
-            ),
-            "bshd",
-            x=normal("bshd"),
-            positions=integers("bsa"),
-            learned=Named(np.repeat(frequencies[None, None, :4], heads, axis=1).repeat(2, axis=0), "ahp"),
-            **heads_at,
+            PLACED.rotate, "bshd", x=normal("bshd"), positions=integers("bsa"), parameters=None, **heads_at
         ),
         "DiffusionPlan.rotate, slices": Row(
             hf.DiffusionPlan(pe.axial(16, 2), 16, "half", "wan", slices=2).rotate,
