@@ -40,18 +40,16 @@ HEAD_DIM = 32
 SHIFT = 1.0  # of the logits of times towards noise, where the place of the blob is decided
 
 
-def wan_frequencies(head_dim: int) -> pe.Frequencies:
-    """Of frame, row and column, as in Wan 2.1: each spectrum is geometric, of base 10,000."""
+def wan_frequencies(head_dim: int, length: int = 0, period: int = 0) -> pe.Frequencies:
+    """Of frame, row and column, as in Wan 2.1: each spectrum is geometric, of base 10,000.
+
+    With a length, RIFLEx slows the pair of time whose period is closest to the given one.
+    """
     side = 2 * (head_dim // 6)
-    return pe.axial((head_dim - 2 * side, side, side))
-
-
-def _riflex(frequencies: pe.Frequencies, frames: int, period: float) -> pe.Frequencies:
-    """The temporal pair whose period is closest to the given one, slowed to 0.9 cycles in so many frames."""
-    angular = frequencies.angular.copy()
-    distances = np.where(np.array(frequencies.axes) == 0, abs(frequencies.wavelengths - period), np.inf)
-    angular[distances.argmin()] = 0.9 * 2 * math.pi / frames
-    return frequencies.with_angular(angular)
+    time = pe.geometric(head_dim - 2 * side)
+    if length:
+        time = pe.riflex(time, length, pair=abs(time.wavelengths - period).argmin())
+    return pe.axial((time, side, side))
 
 
 class Block(nnx.Module):
@@ -188,7 +186,8 @@ def main() -> None:
     model, plain = train(args.steps, every=100), wan_frequencies(HEAD_DIM)
     noise = jax.random.normal(jax.random.key(1), (16, LONG, SIDE, SIDE))
     videos = {"plain": sample(model, noise, plain)}
-    videos["RIFLEx"] = sample(model, noise, _riflex(plain, LONG, period=repetition(videos["plain"])[1]))
+    longer = wan_frequencies(HEAD_DIM, LONG, period=repetition(videos["plain"])[1])
+    videos["RIFLEx"] = sample(model, noise, longer)
     for name, made in videos.items():
         print("{}: frames are most alike, {:.2f}, {} apart".format(name, *repetition(made)))
         print("\n\n".join(map(drawn, made[:3])))
