@@ -2,9 +2,10 @@
 
 `rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower, and `positions_from_tokens`
 where a multimodal model places images and videos among text. `frequencies_from_rope_parameters` needs no config.
+`diffusion_rotary_from_config` reads the transformer of a diffusion pipeline.
 
-A config is read as transformers' class of its model_type reads it, or refused with the reason. Tested against
-transformers 5.23.0 and 5.24.0, which need not be installed.
+A config is read as its class in transformers or diffusers reads it, or refused with the reason. Tested against
+transformers 5.23.0 and 5.24.0 and diffusers 0.42.1, which need not be installed.
 """
 
 from posenc_jax.hf._apply import HeadScale

@@ -1,16 +1,23 @@
-"""hf/facts.json, what each model type of transformers does, is what record_facts.py writes for the release it names.
+"""hf/facts.json, what each model of transformers and diffusers does, is what record_facts.py writes for their releases.
 
-Each of its types with rotary code is in the table of what `rotary_from_config` reads, or is refused by name.
+Each type of transformers with rotary code, and each transformer of diffusers, is in a table of what is read, or is
+refused by name.
 """
 
+import importlib
 import json
 import logging
+import pkgutil
 import warnings
 
 import census
 import pytest
 import record_facts
 import transformers
+from diffusers.models import ModelMixin
+from diffusers.models import transformers as diffusion_transformers
+
+from posenc_jax.hf import _diffusion_models as diffusion
 
 
 def test_facts_json_is_what_the_recorder_finds_in_the_release_it_names():
@@ -28,3 +35,17 @@ def test_facts_json_is_what_the_recorder_finds_in_the_release_it_names():
 
 def test_each_type_with_rotary_code_is_in_a_table_or_refused():
     assert not census.MISSING
+
+
+def test_each_transformer_of_diffusers_is_read_or_refused():
+    prefix = diffusion_transformers.__name__ + "."
+    modules = [
+        importlib.import_module(each.name) for each in pkgutil.iter_modules(diffusion_transformers.__path__, prefix)
+    ]
+    found = {
+        x.__name__
+        for module in modules
+        for x in vars(module).values()
+        if isinstance(x, type) and issubclass(x, ModelMixin) and x.__module__.startswith(prefix)
+    }
+    assert found == diffusion.MODELS.keys() | diffusion.REFUSED.keys()
