@@ -4,8 +4,9 @@ A page's blocks share one namespace, in their order. The include of `outputs/NAM
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
 after a block, or after what it prints, is matplotlib's current figure. A block that begins with
 `# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists the sessions of
-noxfile.py and maintenance.py, as `nox -l` does, `outputs/model_types.md` the model types that configs are read of,
-`outputs/evidence_*.md` what demo/evidence.json holds, and `outputs/sheet_*.md` the tables of the page to print.
+noxfile.py and maintenance.py, as `nox -l` does, `outputs/model_types.md` and `outputs/diffusion_*.md` the models that
+configs are read of, `outputs/evidence_*.md` what demo/evidence.json holds, and `outputs/sheet_*.md` the tables of the
+page to print.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import diffusion_models
 import findings
 import flax
 import jax
@@ -137,7 +139,7 @@ def main() -> None:
     lines = [line for noxfile in noxfiles for line in sessions(noxfile)]
     (args.includes / "sessions.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
-    for name, text in (findings.texts() | sheet.texts()).items():
+    for name, text in (diffusion_models.texts() | findings.texts() | sheet.texts()).items():
         (args.includes / name).write_text(text, encoding="utf-8")
     chosen = args.pages or pages()
     for i, page in enumerate(chosen):

@@ -1,10 +1,12 @@
 """Tables and sentences that programs of docs/ write into pages agree with formulas, papers and recorded results."""
 
 import json
+import re
 
 import numpy as np
 
 from helpers.pages import program, text_of
+from posenc_jax.hf._diffusion_models import MODELS
 
 
 def test_a_row_of_evidence_is_mean_and_standard_deviation_of_the_seeds():
@@ -54,3 +56,16 @@ def test_a_summary_is_the_first_sentences_below_the_title():
     )
     assert summary("# T\n\nOne. " + "Two " * 50 + ".") == "One."
     assert summary("# T\n\nNo end") == "No end" and summary("# T\n") == ""
+
+
+def test_the_table_of_diffusion_models_has_every_class():
+    """With its widths, its base, its pairs, the order of its tokens, and what its positions take."""
+    text = program("diffusion_models").texts()["diffusion_models.md"]
+    assert {*re.findall(r"\w+DModel", text)} == MODELS.keys()
+    assert {line.count("|") for line in text.splitlines()} == {5}
+    table = rows(text)
+    rotation, tokens, _ = table["Flux 2<br>`Flux2Transformer2DModel`"]
+    assert rotation == "32, 32, 32, 32<br>base 2,000<br>interleaved"
+    assert tokens == "`text`, image, `references`"
+    assert table["Cosmos<br>`CosmosTransformer3DModel`"][1] == "video; `rate` if any"
+    assert table["HiDream<br>`HiDreamImageTransformer2DModel`"][1] == "image, `text`"

@@ -79,3 +79,8 @@ def test_a_page_of_the_reference_comes_first_for_its_names(search):
     assert len(names) > 50
     first = {name: search(name.rpartition(".")[2]) for name in names}
     assert {name: page for name, page in first.items() if not page.startswith("api/")} == {}
+
+
+@pytest.mark.parametrize("query", ["flux 2", "wan", "qwen-image", "ltx-2", "hunyuanvideo", "cogvideox", "z-image"])
+def test_the_page_of_diffusion_models_comes_first_for_their_names(search, query):
+    assert search(query) == "diffusion"
