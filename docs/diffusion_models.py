@@ -101,7 +101,7 @@ def models() -> Iterator[str]:
     for name in MODELS:
         for stream, plan in plans(name):
             where = " ".join(inspect.getdoc(PLACEMENTS[plan.placement]).split()).removesuffix(".")
-            row = rotation(name, plan), tokens(name, plan), where
+            row = rotation(name, plan), tokens(name, plan), f"`{plan.placement}`: {where[0].lower()}{where[1:]}"
             model = NAMES[CLASS.sub("", name)] + (f" ({stream})" if stream not in ("", "video") else "")
             groups.setdefault(row, []).append((model, name))
     yield "| model, `_class_name` | widths, base, pairs | tokens | positions |"
