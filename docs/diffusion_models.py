@@ -91,7 +91,7 @@ def tokens(name: str, plan: DiffusionPlan) -> str:
     text = ["`text`"] if "text" in takes else []
     order = ", ".join(text + images if plan.text_first else images + text)
     if "rate" in takes:
-        order += "; `rate`" if takes["rate"].default is inspect.Parameter.empty else "; `rate` if any"
+        order += "; `rate`" if takes["rate"].default is inspect.Parameter.empty else "; `rate` of a video"
     return order
 
 
