@@ -54,7 +54,7 @@ def exact(values: Sequence[Fraction | int]) -> np.ndarray:
 
 
 def flux(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
-    """Text stands at 0 in all coordinates; the first is 0 for the image, 1 for its reference image, and so on."""
+    """Text stands at 0 in all coordinates; the first is 0 for the image, and counts reference images from 1."""
     images = [grid(time, *map(range, image[1:])) for time, image in enumerate([shape, *references])]
     return [repeated(text, 0, 0, 0), *images]
 

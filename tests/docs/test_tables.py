@@ -67,5 +67,5 @@ def test_the_table_of_diffusion_models_has_every_class():
     rotation, tokens, _ = table["Flux 2<br>`Flux2Transformer2DModel`"]
     assert rotation == "32, 32, 32, 32<br>base 2,000<br>interleaved"
     assert tokens == "`text`, image, `references`"
-    assert table["Cosmos<br>`CosmosTransformer3DModel`"][1] == "video; `rate` if any"
+    assert table["Cosmos<br>`CosmosTransformer3DModel`"][1] == "video; `rate` of a video"
     assert table["HiDream<br>`HiDreamImageTransformer2DModel`"][1] == "image, `text`"

@@ -22,6 +22,7 @@ MODULES = {
     "attention": "hf_attention hf_layers hf_masks",
     "authors": "authors biases cameras",
     "biases": "content_biases relative_biases",
+    "diffusion": "hf_diffusion",
     "placed_biases": "placed_biases",
     "positions": "hf_multimodal qwen_positions rope_index",
     "rotary": "hf_model_types hf_published hf_rotations",
@@ -33,7 +34,7 @@ RECORDERS = {name: module for module, names in MODULES.items() for name in names
 # Files whose recorders take the whole file, not one case.
 WHOLE = {"biases", "hf_model_types", "hf_published", "hf_rotations"}
 # Digits of floats in a file; by default nine, which determine a float32.
-DIGITS = {"biases": 17, "hf_multimodal": 17, "cameras": 12, "hf_towers": 7, "hf_tower_tables": 7}
+DIGITS = {"biases": 17, "hf_multimodal": 17, "cameras": 12, "hf_diffusion": 7, "hf_towers": 7, "hf_tower_tables": 7}
 PEERS = {"PoPE-pytorch", "diffusers", "jax", "timm", "torch", "transformers"}
 
 
