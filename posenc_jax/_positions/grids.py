@@ -38,7 +38,8 @@ def grid_positions(
       [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
       >>> pe.grid_positions((2, 3), order="column").tolist()
       [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
-      >>> pe.grid_positions((1, 2, 2), start=(0, -1, -1)).tolist()  # counted from the centre, as in Qwen-Image
+      >>> # counted from the centre, as in Qwen-Image
+      >>> pe.grid_positions((1, 2, 2), start=(0, -1, -1)).tolist()
       [[0, -1, -1], [0, -1, 0], [0, 0, -1], [0, 0, 0]]
       >>> second_reference_of_flux2 = pe.grid_positions((1, 2, 3, 1), start=(20, 0, 0, 0))
       >>> pe.grid_positions((3, 2), step=(8, 0.5))[-1].tolist()  # frames 8 apart
