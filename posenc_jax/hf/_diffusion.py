@@ -14,9 +14,9 @@ from posenc_jax._frequencies.scalings import linear_scaling
 from posenc_jax._jax import checks
 from posenc_jax._jax.errors import public, require
 from posenc_jax.hf._diffusion_models import BASE, MODELS, REFUSED
-from posenc_jax.hf._diffusion_plan import DiffusionPlan
+from posenc_jax.hf._diffusion_plan import DiffusionPlan, limited
 from posenc_jax.hf._models import FACTS
-from posenc_jax.hf._placements import SECOND
+from posenc_jax.hf._placements import COORDINATES, SECOND
 from posenc_jax.hf._values import Values, parse_config, speaks_of_positions
 
 NAME = "_class_name"
@@ -24,7 +24,11 @@ NAME = "_class_name"
 
 @public
 def diffusion_rotary_from_config(
-    config: Any, *, stream: str | None = None, scale: tuple[float, float, float] | None = None
+    config: Any,
+    *,
+    stream: str | None = None,
+    scale: tuple[float, float, float] | None = None,
+    causal: bool | None = None,
 ) -> DiffusionPlan:
     r"""How a diffusion transformer rotates its queries and keys, and where its text, images and videos stand.
 
@@ -48,8 +52,11 @@ def diffusion_rotary_from_config(
       stream: which rotation, of a model with several: of LTX-2 "video" (the default), "audio", and "video_cross" and
         "audio_cross" where one attends to the other; of Kandinsky "video" (the default) and "text", and in version 6
         "audio" and "audio_text".
-      scale: by how much Kandinsky 5 divides frame, row and column: (1, 2, 2) where height and width are from 480 to
-        854 pixels, else (1, 3.16, 3.16), in its pipeline.
+      scale: by how much Kandinsky 5 divides frame, row and column; it must be given for its video stream. In its
+        pipelines, (1, 1, 1) for images; for videos (1, 2, 2) where height and width are from 480 to 854 pixels, else
+        (1, 3.16, 3.16).
+      causal: for LTX-Video, where it must be given, whether the first token of time has one frame, as in the pipelines
+        of version 0.9.5 and later, `LTXConditionPipeline`, or eight, as in that of 0.9.0 and 0.9.1, `LTXPipeline`.
 
     Returns:
       DiffusionPlan: frequencies, layout, placement, …; `positions` gives the coordinates of the tokens of a sequence
@@ -58,8 +65,8 @@ def diffusion_rotary_from_config(
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
       ValueError: if the class is not known or is refused, a key speaks of positions and its class does not take it, is
-        near the name of a missing one, or contradicts another, a value is outside its range, or stream or scale is
-        missing or not taken.
+        near the name of a missing one, or contradicts another, a value is outside its range, or stream, scale or causal
+        is missing or not taken.
 
     Notes:
       - A config is read as diffusers' class of its `_class_name` reads it. Missing keys have the values of the class.
@@ -68,13 +75,18 @@ def diffusion_rotary_from_config(
     Reference:
       Hugging Face diffusers 0.42.1: the models' own modules, and their pipelines.
     """
-    config = DiffusionConfig(config, stream, scale)
+    config = DiffusionConfig(config, stream, scale, causal)
     facts, widths = config.facts, config.facts.widths
     head_dim = config.head_dim(*facts.head) if facts.head else 0
-    sides = () if widths is None else config.sizes(widths) if isinstance(widths, str) else widths(head_dim)
+    name, sides = widths, ()
+    if isinstance(widths, str):
+        sides = config.sizes(widths, COORDINATES.get(facts.placement, 3), least=0)
+    elif widths:
+        name, sides = f"the shares of {facts.head[0]}", widths(head_dim)
     head_dim = head_dim or sum(sides)
-    message = "{} must sum to the width of a head, {}, got {}"
-    require(widths is None or sum(sides) == head_dim, message, widths, head_dim, sides)
+    require(not any(side % 2 for side in sides), "{} must be even, got {}", name, sides)
+    fits = not sides or sum(sides) == head_dim
+    require(fits, "{} must sum to the width of a head, {}, got {}", name, head_dim, sides)
     frequencies = axial(sides, base=config.positive("rope_theta", BASE)) if sides else geometric(0)
     fields = {"frequencies": frequencies, "head_dim": head_dim, "layout": facts.layout, "placement": facts.placement}
     fields |= {"text_first": facts.text_first, "references": facts.references}
@@ -85,11 +97,12 @@ def diffusion_rotary_from_config(
 class DiffusionConfig(Values):
     """A transformer's config, with the values of its class for keys that it leaves out, and the facts of its class."""
 
-    def __init__(self, config: Any, stream: Any, scale: Any):
+    def __init__(self, config: Any, stream: Any, scale: Any, causal: Any):
         given, _ = parse_config(config)
         self.class_name = name = str(given.get_required(NAME))
         require(name not in REFUSED, "{} {!r} is not read: {}", NAME, name, REFUSED.get(name))
-        require(name in MODELS, "{} {!r} is not known, and its code may do what no key says", NAME, name)
+        message = "{} {!r} is not known: it must be that of a transformer of diffusers, in transformer/config.json"
+        require(name in MODELS, message, NAME, name)
         defaults = FACTS["diffusion"][name]
         given.reject_unknown({*defaults, NAME}, name, speaks_of_positions)
         for key, default in defaults.items():
@@ -98,19 +111,23 @@ class DiffusionConfig(Values):
         self.facts = MODELS[name]
         streams = self.facts.streams or ("video",)
         self.stream = streams[0] if stream is None else checks.one_of("stream", stream, streams)
-        needs_scale = name == "Kandinsky5Transformer3DModel" and self.stream == "video"
-        require((scale is not None) == needs_scale, "scale must {}be given for {}", "" if needs_scale else "not ", name)
-        self.scale = scale
+        needed = {"scale": name == "Kandinsky5Transformer3DModel" and self.stream == "video"}
+        needed["causal"] = name == "LTXVideoTransformer3DModel"
+        for option, value in (("scale", scale), ("causal", causal)):
+            message = "{} must be given for {}" if needed[option] else "{} must not be given for {}"
+            require((value is not None) == needed[option], message, option, name)
+        self.scale, self.causal = scale, None if causal is None else checks.flag("causal", causal)
 
-    def sizes(self, name: str, count: int | None = None) -> tuple[int, ...]:
-        """The positive integers of a list, `count` of them."""
-        sizes = tuple(_limited(name, size) for size in checks.positive_ints(name, self.get_required(name)))
-        require(count in (None, len(sizes)), "{} must hold {} integers, got {}", name, count, sizes)
+    def sizes(self, name: str, count: int, least: int = 1) -> tuple[int, ...]:
+        """The integers of a list, `count` of them."""
+        values = enumerate(checks.sequence(name, self.get_required(name), "integers"))
+        sizes = tuple(limited(name, checks.integer(f"{name}[{i}]", value, least)) for i, value in values)
+        require(count == len(sizes), "{} must hold {} integers, got {}", name, count, sizes)
         return sizes
 
     def count(self, name: str) -> int:
         """A positive integer."""
-        return _limited(name, self.get_integer(name))
+        return limited(name, self.get_integer(name))
 
     def positive(self, name: str, default: float | None = None) -> float:
         """A positive number."""
@@ -121,12 +138,6 @@ class DiffusionConfig(Values):
         width, count = self.count(all_heads), self.count(heads) if heads else 1
         require(width % count == 0, "{} must be a multiple of {}, got {}", all_heads, heads, width)
         return width // count
-
-
-def _limited(name: str, value: int) -> int:
-    """A size, below 2²⁴."""
-    require(value < 2**24, "{} must be below 2²⁴, got {!r:.60}", name, value)
-    return value
 
 
 # What one class alone does: fields of the plan that `MODELS` does not say, from the frequencies and the width of a head
@@ -154,7 +165,9 @@ def cogvideox(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[st
     if config.get_integer("patch_size_t", default=None):
         return {"placement": "hunyuan_video"}
     patch = config.count("patch_size")
-    return {"settings": (("sides", tuple(config.count(name) // patch for name in ("sample_height", "sample_width"))),)}
+    sides = tuple(config.count(name) // patch for name in ("sample_height", "sample_width"))
+    require(all(sides), "patch_size must be at most sample_height and sample_width, got {}", patch)
+    return {"settings": (("sides", sides),)}
 
 
 def cogview4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -176,7 +189,13 @@ def cosmos(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, 
 
 def flux3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Rows and columns are ½ apart."""
-    return {"frequencies": _divided(f, (1, 2, 2, 1))}
+    return {"frequencies": _divided("axes_dims_rope", f, (1, 2, 2, 1))}
+
+
+def hidream(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
+    """An image that is not square is padded."""
+    height, width = config.sizes("max_resolution", 2)
+    return {"settings": (("rows", height * width // config.count("patch_size") ** 2),)}
 
 
 def ideogram4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -186,16 +205,18 @@ def ideogram4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[st
 
 
 def kandinsky(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
-    """Text and audio have one coordinate; those of a video are divided by a scale."""
-    stream = config.stream
+    """Text and audio have one coordinate; those of a video are divided by a scale. Nabla attends in tiles."""
+    name, stream = "attention_type", config.stream
+    checks.one_of(name, config.get(name, default="regular"), ("regular",))
     if stream == "video":
-        return {"frequencies": _divided(f, config.scale or config.get_required("scale_factor"))}
+        name = "scale_factor" if config.scale is None else "scale"
+        return {"frequencies": _divided(name, f, config.scale or config.get_required(name))}
     if stream.startswith("audio") and config.look_up("axes_dims_a"):
-        head_dim = sum(config.sizes("axes_dims_a"))
+        head_dim = sum(config.sizes("axes_dims_a", 3))
     f = geometric(head_dim)
     if stream == "audio":
         f = linear_scaling(f, 1 / config.positive("audio_freqs_scaling"))
-    return {"frequencies": f, "head_dim": head_dim, "placement": "sequence"}
+    return {"frequencies": f, "head_dim": head_dim, "placement": "sequence", "references": 0}
 
 
 def mochi(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -206,7 +227,8 @@ def mochi(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, A
 def ltx(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """All heads rotate as one; a token of the latents has 8 frames of 32 × 32 pixels."""
     tops = 20 * SECOND, 2048, 2048
-    return _of_all_heads(config, tops) | {"settings": (("steps", _steps(config, (8, 32, 32))), ("tops", tops))}
+    settings = {"causal": config.causal, "steps": _steps(config, (8, 32, 32)), "tops": tops}
+    return _of_all_heads(config, tops) | {"settings": tuple(settings.items())}
 
 
 def ltx2(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -239,6 +261,18 @@ def sd3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any
     return {"settings": (("floors", False), ("sides", (config.count("pos_embed_max_size"),) * 2))}
 
 
+def z_image(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
+    """An omni model has several captions and images."""
+    name, width = "siglip_feat_dim", config.get("siglip_feat_dim")
+    require(
+        width is None,
+        "{} must be null, got {!r:.60}: this library does not place the tokens of omni models",
+        name,
+        width,
+    )
+    return {}
+
+
 QUIRKS: Any = {
     "AuraFlowTransformer2DModel": auraflow,
     "CogVideoXTransformer3DModel": cogvideox,
@@ -246,24 +280,24 @@ QUIRKS: Any = {
     "ChronoEditTransformer3DModel": chronoedit,
     "CosmosTransformer3DModel": cosmos,
     "Flux3Transformer2DModel": flux3,
+    "HiDreamImageTransformer2DModel": hidream,
     "Ideogram4Transformer2DModel": ideogram4,
     "Kandinsky5Transformer3DModel": kandinsky,
     "Kandinsky6Transformer3DModel": kandinsky,
-    "Kandinsky6SRTransformer3DModel": kandinsky,
     "LTXVideoTransformer3DModel": ltx,
     "LTX2VideoTransformer3DModel": ltx2,
     "MochiTransformer3DModel": mochi,
     "QwenImageTransformer2DModel": qwen_image,
     "SD3Transformer2DModel": sd3,
+    "ZImageTransformer2DModel": z_image,
 }
 
 
-def _divided(frequencies: Frequencies, factors: Any) -> Frequencies:
+def _divided(name: str, frequencies: Frequencies, factors: Any) -> Frequencies:
     """The frequencies whose coordinates are divided by factors, one per coordinate."""
-    factors = [checks.positive("scale", x) for x in checks.sequence("scale", factors, "a number per coordinate")]
-    axes = np.array(frequencies.axes)
-    count = frequencies.num_axes
-    require(len(factors) == count, "scale must hold a number for each of {} coordinates, got {}", count, factors)
+    factors = [checks.positive(name, x) for x in checks.sequence(name, factors, "a number per coordinate")]
+    axes, count = np.array(frequencies.axes), frequencies.num_axes
+    require(len(factors) == count, "{} must hold a number for each of {} coordinates, got {}", name, count, factors)
     parts = [np.flatnonzero(axes == axis) for axis in range(count)]
     return join(*(linear_scaling(frequencies[i], x) for i, x in zip(parts, factors, strict=True)))
 

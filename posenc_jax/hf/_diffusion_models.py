@@ -54,7 +54,7 @@ _GROUPS: dict[str, DiffusionModel] = {
     "FluxTransformer2DModel": DiffusionModel("flux", references=1),
     "BriaTransformer2DModel ChromaTransformer2DModel Krea2Transformer2DModel": DiffusionModel("flux"),
     "BriaFiboTransformer2DModel": DiffusionModel("flux", references=MANY),
-    "HiDreamImageTransformer2DModel": DiffusionModel("flux", text_first=False),
+    "HiDreamImageTransformer2DModel": DiffusionModel("hidream", text_first=False),
     "Flux2Transformer2DModel": DiffusionModel("flux2", references=MANY),
     "Flux3Transformer2DModel": DiffusionModel("flux3", references=MANY),
     "OvisImageTransformer2DModel": DiffusionModel("ovis"),
@@ -80,8 +80,9 @@ _GROUPS: dict[str, DiffusionModel] = {
     "MochiTransformer3DModel": DiffusionModel("mochi", None, text_first=False),
     "CosmosTransformer3DModel": DiffusionModel("cosmos", thirds, layout="half"),
     "Kandinsky5Transformer3DModel": _KANDINSKY._replace(streams=("video", "text")),
-    "Kandinsky6Transformer3DModel": _KANDINSKY._replace(streams=("video", "text", "audio", "audio_text")),
-    "Kandinsky6SRTransformer3DModel": _KANDINSKY,
+    "Kandinsky6Transformer3DModel": _KANDINSKY._replace(
+        placement="kandinsky6", references=1, streams=("video", "text", "audio", "audio_text")
+    ),
     "LTXVideoTransformer3DModel": DiffusionModel("ltx", None),
     "LTX2VideoTransformer3DModel": DiffusionModel(
         "ltx2", None, streams=("video", "audio", "video_cross", "audio_cross")
@@ -95,15 +96,15 @@ _REASONS = {
         HunyuanVideoFramepackTransformer3DModel WanAnimate2Transformer3DModel""",
     "its images stand among the tokens of a language model, and its pipeline counts all of them": """
         Cosmos3OmniTransformer MiniMaxH3Transformer3DModel OmniGenTransformer2DModel""",
-    "its pipeline scales coordinates to a size of training that no key holds": """
+    "this library does not know where its pipeline places tokens": """
         AllegroTransformer3DModel ConsisIDTransformer3DModel EasyAnimateTransformer3DModel HunyuanDiT2DModel
-        LuminaNextDiT2DModel""",
+        JoyImageEditPlusTransformer3DModel JoyImageEditTransformer3DModel LuminaNextDiT2DModel""",
+    "its tokens attend in tiles, and so in another order": "Kandinsky6SRTransformer3DModel",
     "its cameras rotate features too: see prope": "SanaWMLTX2RefinerTransformer3DModel SanaWMTransformer3DModel",
     "its text becomes tokens whose number depends on the text's length": "BriaFibo2Transformer2DModel",
     "its queries are those of the image alone, and its keys those of text too": """
         NucleusMoEImageTransformer2DModel PRXTransformer2DModel""",
     "it gives the two features of a pair different angles, which is no rotation": "ErnieImageTransformer2DModel",
-    "a key chooses whether text rotates": "JoyImageEditPlusTransformer3DModel JoyImageEditTransformer3DModel",
     "its positions are 0, 1, 2, …: use rotary": """
         AceStepTransformer1DModel LongCatAudioDiTTransformer MiniMaxMusic3RVQDepthDecoder
         MiniMaxMusic3Transformer1DModel StableAudio3DiTModel StableAudioDiTModel""",

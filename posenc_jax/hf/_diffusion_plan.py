@@ -10,7 +10,6 @@ from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
@@ -19,11 +18,10 @@ from posenc_jax._frequencies.parser import parse_static
 from posenc_jax._jax import checks
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public, require, require_type
-from posenc_jax._jax.workarounds import compiled
 from posenc_jax._positions.sequences import LIMIT
 from posenc_jax._rotary.rotary import rotary
-from posenc_jax.hf._apply import parse_width, rotate_slices
-from posenc_jax.hf._placements import FLAT, PLACEMENTS, TIMED, Tokens
+from posenc_jax.hf._apply import rotate_slices
+from posenc_jax.hf._placements import COORDINATES, FLAT, PLACEMENTS, TIMED, Tokens
 
 
 @jax.tree_util.register_static
@@ -31,7 +29,7 @@ from posenc_jax.hf._placements import FLAT, PLACEMENTS, TIMED, Tokens
 class DiffusionPlan:
     r"""How a diffusion transformer rotates its queries and keys, and where it places its tokens.
 
-    Immutable, hashable, static under `jax.jit`. All layers rotate alike.
+    Immutable, hashable, static under `jax.jit`. It is that of the attention that joins all tokens, alike in all blocks.
 
     Examples:
       >>> from posenc_jax.hf import diffusion_rotary_from_config
@@ -69,13 +67,20 @@ class DiffusionPlan:
         require(f.dim <= head_dim, "frequencies of width {} must fit into a head_dim of {}", f.dim, head_dim)
         checks.layout("layout", self.layout)
         checks.one_of("placement", self.placement, tuple(PLACEMENTS))
+        axes = COORDINATES.get(self.placement, 3)
+        fits = f.num_axes == axes or not f.dim
+        require(fits, "frequencies must have {} axes for placement {!r}, got {}", axes, self.placement, f.num_axes)
         checks.flag("text_first", self.text_first)
         checks.integer("references", self.references, 0)
         slices = checks.positive_int("slices", self.slices)
         require(head_dim % (2 * slices) == 0, "slices must divide the pairs of head_dim, got {}", slices)
+        require_type(isinstance(self.learned, str | None), "learned", "a string or None", self.learned)
         names = sorted(each.name for each in _parameters(self.placement) if each.kind is each.KEYWORD_ONLY)
-        require(sorted(dict(self.settings)) == names, "settings must be {}, got {!r:.60}", names, self.settings)
-        vars(self).update(frequencies=f)  # frozen
+        settings = checks.sequence("settings", self.settings, "pairs of a name and a value")
+        fits = all(isinstance(each, tuple) and len(each) == 2 for each in settings)
+        fits = fits and sorted(str(name) for name, _ in settings) == names
+        require(fits, "settings must be pairs of {} and a value, got {!r:.60}", names, self.settings)
+        vars(self).update(frequencies=f, settings=settings)  # frozen
 
     @public
     def positions(
@@ -98,9 +103,9 @@ class DiffusionPlan:
           shape: the sides of the image, (height, width), or of the video, (frames, height, width), in tokens, that is,
             after the model makes patches of its latents. (length,) for text or audio alone.
           text: the number of text tokens, padding that attends included. It must be given where text and image attend
-            to each other. Qwen-Image 2.1 takes a sequence: the number of text tokens before each image.
+            to each other. Qwen-Image 2.1 with references takes a sequence: the number of text tokens before each image.
           references: the sides of each reference image, (height, width), in tokens; none by default. For a layered
-            Qwen-Image, whose frames are the layers, the condition image.
+            Qwen-Image, whose frames are the images of its output, the condition image; for Kandinsky 6, a clean frame.
           rate: frames per second. It must be given for LTX, and for videos of Cosmos, where 24 counts frames, as
             version 2.5 does. Rates such as 24,000/1,001 are exact as a float or as a `Fraction`.
 
@@ -122,8 +127,17 @@ class DiffusionPlan:
         takes = {each.name: each.default is each.empty for each in _parameters(self.placement)}
         sizes: dict[str, Any] = {"shape": _parse_shape("shape", shape, self.placement)}
         for name, value in given.items():
-            taken = name in takes and (name != "references" or self.references)
-            require(taken or value is None, "{} must not be given to this model, got {!r:.60}", name, value)
+            if name == "references":
+                value = checks.sequence(name, () if value is None else value, "(height, width)")
+                require(
+                    len(value) <= self.references,
+                    "{} must hold at most {} images for this model, got {}",
+                    name,
+                    self.references,
+                    len(value),
+                )
+                value = value or None
+            require(name in takes or value is None, "{} must not be given to this model, got {!r:.60}", name, value)
             require(value is not None or not takes.get(name), "{} must be given for this model, got None", name)
             if value is not None:
                 sizes[name] = _PARSERS[name](self, value)
@@ -144,8 +158,7 @@ class DiffusionPlan:
         r"""Rotates the queries or the keys of any layer as the model does.
 
         Examples:
-          >>> import jax.numpy as jnp
-          >>> from posenc_jax.hf import diffusion_rotary_from_config
+          >>>           >>> from posenc_jax.hf import diffusion_rotary_from_config
           >>> plan = diffusion_rotary_from_config({"_class_name": "QwenImageTransformer2DModel"})
           >>> positions = plan.positions((4, 6), text=5)
           >>> plan.rotate(jnp.ones((1, 29, 24, 128)), positions, head_axis=-2).shape
@@ -170,10 +183,12 @@ class DiffusionPlan:
           Hugging Face diffusers 0.42.1: the attention of the models' own modules.
         """
         require_type(positions is not None, "positions", "an array, as `positions` gives it", positions)
-        x = parse_width(x, {self.head_dim})
         frequencies: Any = self.frequencies
-        message = "x must be of a model that rotates: this one adds the rows of a table, at these positions"
+        message = "a plan must have frequencies to rotate: its model adds rows of a table, see positions and learned"
         require(self.learned or frequencies.dim, message)
+        x, width = checks.floats("x", x, (..., "head_dim"), static_axes=(-1,)), self.head_dim
+        merged = " of all heads, which rotate as one with head_axis=None" * (self.placement[:3] == "ltx")
+        require(x.shape[-1] == width, "x must have {} features{}, got shape {}", width, merged, x.shape)
         if self.learned:
             require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping to arrays", parameters)
             array = (parameters or {}).get(self.learned)
@@ -198,7 +213,7 @@ def _parse_shape(name: str, value: Any, placement: str) -> tuple[int, ...]:
     """(length,), or (frames, height, width) of an image too."""
     sides = checks.positive_ints(name, value)
     for side in sides:
-        _limited(name, side)
+        limited(name, side)
     if placement in FLAT:
         require(len(sides) == 1, "{} must be (length,), in tokens, got {}", name, sides)
         return sides
@@ -209,21 +224,19 @@ def _parse_shape(name: str, value: Any, placement: str) -> tuple[int, ...]:
 
 def _parse_text(plan: DiffusionPlan, value: Any) -> Any:
     if plan.placement != "qwen_image_21":
-        return _limited("text", checks.integer("text", value, 0))
-    lengths = enumerate(checks.sequence("text", value, "integers, the text tokens before each image"))
-    return tuple(_limited(f"text[{i}]", checks.integer(f"text[{i}]", length, 0)) for i, length in lengths)
+        return limited("text", checks.integer("text", value, 0))
+    lengths = [value] if isinstance(value, int) else checks.sequence("text", value, "integers, one before each image")
+    return tuple(limited(f"text[{i}]", checks.integer(f"text[{i}]", n, 0)) for i, n in enumerate(lengths))
 
 
-def _limited(name: str, value: int) -> int:
-    require(value < 2**24, "{} must be below 2²⁴ tokens, got {!r:.60}", name, value)
+def limited(name: str, value: int) -> int:
+    """A size, below 2²⁴."""
+    require(value < 2**24, "{} must be below 2²⁴, got {!r:.60}", name, value)
     return value
 
 
 def _parse_references(plan: DiffusionPlan, value: Any) -> Any:
-    images = checks.sequence("references", value, "(height, width)")
-    most = plan.references
-    require(len(images) <= most, "references must hold at most {} images for this model, got {}", most, len(images))
-    return tuple(_parse_shape(f"references[{i}]", image, "image") for i, image in enumerate(images))
+    return tuple(_parse_shape(f"references[{i}]", image, "image") for i, image in enumerate(value))
 
 
 def _parse_rate(plan: DiffusionPlan, value: Any) -> Fraction:
@@ -241,25 +254,15 @@ _PARSERS: Any = {"text": _parse_text, "references": _parse_references, "rate": _
 # Tokens
 
 
-def _stacked(parts: Sequence[Tokens]) -> jax.Array:
+def _stacked(parts: Sequence[Tokens]) -> np.ndarray:
     """The coordinates of all tokens, (tokens, axes) or (tokens,)."""
-    sides = [[len(axis) for axis in part.coordinates] for part in parts]
-    count = sum(n[0] if part.together else math.prod(n) for n, part in zip(sides, parts, strict=True))
+    sizes = [[len(axis) for axis in part.coordinates] for part in parts]
+    count = sum(n[0] if part.together else math.prod(n) for n, part in zip(sizes, parts, strict=True))
     require(count < LIMIT, "the sequence must have fewer than 2³¹ tokens, got {}", count)
-    flat = [axis for part in parts for axis in part.coordinates]
-    last = max((np.abs(axis).max(initial=0) for axis in flat), default=0)
+    sides = [axis for part in parts for axis in part.coordinates]
+    last = max(np.abs(axis).max(initial=0) for axis in sides)
     require(last < LIMIT, "coordinates must fit into int32, got up to {}", last)
-    whole = all(axis.dtype.kind == "i" for axis in flat)
-    dtype = np.int32 if whole else np.float32
-    arrays: Any = [tuple(axis.astype(dtype) for axis in part.coordinates) for part in parts]
-    return _combined(arrays, tuple(part.together for part in parts))
-
-
-@compiled("diffusion_positions", static_argnums=1)
-def _combined(parts: Sequence[tuple[jax.Array, ...]], together: tuple[bool, ...]) -> jax.Array:
-    rows = []
-    for axes, in_step in zip(parts, together, strict=True):
-        columns = axes if in_step else jnp.meshgrid(*axes, indexing="ij")
-        rows.append(jnp.stack([jnp.asarray(column).reshape(-1) for column in columns], axis=-1))
-    result = jnp.concatenate(rows)
+    dtype = np.int32 if all(axis.dtype.kind == "i" for axis in sides) else np.float32
+    rows = [part.coordinates if part.together else np.meshgrid(*part.coordinates, indexing="ij") for part in parts]
+    result = np.concatenate([np.stack(each, -1).reshape(-1, len(each)).astype(dtype) for each in rows])
     return result if result.shape[-1] > 1 else result[:, 0]

@@ -31,7 +31,8 @@ class Tokens(NamedTuple):
 
 def grid(*sides: int | range | np.ndarray) -> Tokens:
     """Tokens of a grid. A side is its coordinates, or one constant coordinate."""
-    return Tokens(tuple(np.atleast_1d(np.asarray(side)) for side in sides))
+    ranges = (np.arange(side.start, side.stop) if isinstance(side, range) else np.atleast_1d(side) for side in sides)
+    return Tokens(tuple(ranges))
 
 
 def repeated(count: int, *coordinates: int) -> Tokens:
@@ -66,9 +67,16 @@ def flux2(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tok
 
 
 def flux3(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
-    """Text counts on the fourth coordinate, which is -1 - i for reference image i; rows and columns are ½ apart."""
+    """Text counts on the fourth coordinate, and reference images on it from -1 down; rows and columns are ½ apart."""
     images = [grid(0, *map(range, image[1:]), -place) for place, image in enumerate([shape, *references])]
     return [grid(0, 0, 0, range(text)), *images]
+
+
+def hidream(shape: Shape, text: int, *, rows: int) -> list[Tokens]:
+    """Text stands at 0, as does the padding behind an image that is not square, up to the tokens of the largest."""
+    padding = rows - shape[1] * shape[2] if shape[1] != shape[2] else 0
+    require(padding >= 0, "shape must have at most {} tokens, those of max_resolution, got {}", rows, shape[1:])
+    return [*flux(shape, text), repeated(padding, 0, 0, 0)]
 
 
 def ovis(shape: Shape, text: int) -> list[Tokens]:
@@ -85,7 +93,7 @@ def longcat(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[T
 def qwen_image(shape: Shape, text: int, references: Sequence[Shape] = (), *, layered: bool) -> list[Tokens]:
     """Images count on the first coordinate, rows and columns from their middle; text in all, after the largest half.
 
-    With layers, these are the frames, and the condition image is at -1.
+    In a layered model the images of the output count, the whole before its layers, and the condition image is at -1.
     """
     count, images = len(references), [shape, *references]
     require(not layered or count == 1, "references must hold the condition image alone, got {} images", count)
@@ -100,9 +108,9 @@ def qwen_image(shape: Shape, text: int, references: Sequence[Shape] = (), *, lay
 
 
 def qwen_image_21(shape: Shape, text: Sequence[int], references: Sequence[Shape] = ()) -> list[Tokens]:
-    """Text counts in all coordinates; an image stays at its start in the first, and counts rows from their middle.
+    """Text counts in all coordinates; an image has the next number in the first, rows and columns from their middle.
 
-    Text stands before each image, references first, and counts on from the image's start plus its longer side.
+    Text stands before each image, references first, and counts on after an image by the longer side of the image.
     """
     images, start, tokens = [*references, shape], 0, []
     require(len(text) == len(images), "text must hold a length for each of {} images, got {}", len(images), text)
@@ -184,6 +192,11 @@ def cogvideox(shape: Shape, text: int, *, sides: tuple[int, int]) -> list[Tokens
     return [repeated(text, 0, 0, 0), grid(range(shape[0]), *scaled)]
 
 
+def kandinsky6(shape: Shape, references: Sequence[Shape] = ()) -> list[Tokens]:
+    """Frame, row and column; the clean frame that an image gives comes last, at time 0."""
+    return [*wan(shape), *(grid(0, *map(range, image[1:])) for image in references)]
+
+
 def mochi(shape: Shape, text: int) -> list[Tokens]:
     """Frame, and row and column from the middle, scaled to the area of 192 × 192; text does not rotate."""
     step = 192 / (shape[1] * shape[2]) ** 0.5
@@ -194,18 +207,19 @@ def mochi(shape: Shape, text: int) -> list[Tokens]:
 
 
 def cosmos(shape: Shape, rate: Fraction | None = None) -> list[Tokens]:
-    """Time in frames of 24 per second, row and column. At 24 frames are counted, as version 2.5 counts them."""
+    """Time in 1/24 second, row and column. A rate of 24 counts frames, as version 2.5 does."""
     message = "rate must be given for a video, got None for {} frames: 24 counts frames, as Cosmos 2.5 does"
     require(rate is not None or shape[0] == 1, message, shape[0])
     frame = Fraction(SECOND, 24) if rate is None else SECOND / rate
     return [grid(exact([i * frame for i in range(shape[0])]), *map(range, shape[1:]))]
 
 
-def ltx(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape) -> list[Tokens]:
+def ltx(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape, causal: bool) -> list[Tokens]:
     """Start of frames in seconds, of rows and columns in pixels, from half of 20 seconds or 2,048 pixels."""
-    units = [SECOND / rate, 1, 1]
-    sides = zip(shape, steps, tops, units, strict=True)
-    return [grid(*(exact([2 * i * step * unit - top for i in range(n)]) for n, step, top, unit in sides))]
+    frames = [max(i * steps[0] - 7 * causal, 0) for i in range(shape[0])]
+    sides = zip(shape[1:], steps[1:], tops[1:], strict=True)
+    times = exact([2 * frame * SECOND / rate - tops[0] for frame in frames])
+    return [grid(times, *(np.arange(n) * 2 * step - top for n, step, top in sides))]
 
 
 def ltx2(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape, offset: int, scale: int) -> list[Tokens]:
@@ -239,8 +253,24 @@ def sequence(shape: tuple[int, ...]) -> list[Tokens]:
     return [grid(range(shape[0]))]
 
 
-_IMAGES = flux, flux2, flux3, ovis, longcat, lumina2, qwen_image_21, ideogram4, image, cogview4, table
-_VIDEOS = qwen_image, z_image, wan, chronoedit, hunyuan_video, cogvideox, mochi, cosmos, ltx, ltx2, ltx2_time
+_IMAGES = flux, flux2, flux3, hidream, ovis, longcat, lumina2, qwen_image_21, ideogram4, image, cogview4, table
+_VIDEOS = (
+    qwen_image,
+    z_image,
+    wan,
+    chronoedit,
+    hunyuan_video,
+    cogvideox,
+    kandinsky6,
+    mochi,
+    cosmos,
+    ltx,
+    ltx2,
+    ltx2_time,
+)
 PLACEMENTS: dict[str, Any] = {each.__name__: each for each in (*_IMAGES, *_VIDEOS, sequence, ltx2_audio)}
 TIMED = {each.__name__ for each in _VIDEOS}  # they take frames, or layers
 FLAT = {sequence.__name__, ltx2_audio.__name__}
+# The number of coordinates, where it is not three
+COORDINATES = {each.__name__: 4 for each in (flux2, flux3)} | {each.__name__: 2 for each in (image, cogview4)}
+COORDINATES |= {each.__name__: 1 for each in (sequence, table, ltx2_time, ltx2_audio)}

@@ -19,8 +19,12 @@ ROTATING = [i for i in READ if "cos" in CASES[i]]
 WITH_IDS = [i for i in READ if {"ids", "rows"} & CASES[i].keys()]
 
 
+OPTIONS = "scale", "causal"  # of the reader, not of positions
+
+
 def plan_of(case):
-    return diffusion_rotary_from_config(case["config"], stream=case.get("stream"), scale=case["sizes"].get("scale"))
+    options = {name: case["sizes"][name] for name in OPTIONS if name in case["sizes"]}
+    return diffusion_rotary_from_config(case["config"], stream=case.get("stream"), **options)
 
 
 def name_of(i):
@@ -30,7 +34,7 @@ def name_of(i):
 @pytest.fixture(scope="module")
 def positions():
     """The positions of each case, from one program."""
-    sizes = {i: {name: x for name, x in CASES[i]["sizes"].items() if name != "scale"} for i in READ}
+    sizes = {i: {name: x for name, x in CASES[i]["sizes"].items() if name not in OPTIONS} for i in READ}
     return jax.device_get(jax.jit(lambda: {i: plan_of(CASES[i]).positions(**sizes[i]) for i in READ})())
 
 

@@ -310,7 +310,11 @@ def hunyuan15(config, sizes):
 
 
 def ltx(config, sizes):
+    """As LTXPipeline.__call__ does, and as LTXConditionPipeline."""
     frames, height, width = sizes["shape"]
+    pipe = pipeline("ltx.pipeline_ltx_condition", "LTXConditionPipeline")
+    coordinates = pipe._scale_video_ids(pipe._prepare_video_ids(1, *sizes["shape"])).float()
+    coordinates[:, 0] *= 1.0 / sizes["rate"]
     return {
         "hidden_states": torch.zeros(1, frames * height * width, config["in_channels"]),
         "encoder_hidden_states": torch.zeros(1, 3, 8),
@@ -319,7 +323,8 @@ def ltx(config, sizes):
         "num_frames": frames,
         "height": height,
         "width": width,
-        "rope_interpolation_scale": (8 / sizes["rate"], 32, 32),  # as LTXPipeline.__call__ makes it
+        "rope_interpolation_scale": (8 / sizes["rate"], 32, 32),
+        "video_coords": coordinates if sizes["causal"] else None,
     }
 
 
@@ -395,8 +400,14 @@ def kandinsky5(config, sizes, stream):
 
 
 def kandinsky6(config, sizes, stream):
+    """A reference is the clean frame that Kandinsky6TI2VAPipeline appends."""
     x = kandinsky(config, sizes, stream if stream == "video" else "text")
-    return x | {"audio_hidden_states": torch.zeros(1, sizes["shape"][0], config["in_audio_dim"])}
+    x |= {"audio_hidden_states": torch.zeros(1, sizes["shape"][0], config["in_audio_dim"])}
+    if "references" in sizes:
+        frames, *sides = map(torch.arange, sizes["shape"])
+        x["hidden_states"] = torch.cat([x["hidden_states"], x["hidden_states"][:, :1]], dim=1)
+        x["visual_rope_pos"] = torch.cat([frames, torch.zeros(1, dtype=torch.long)]), *sides
+    return x
 
 
 def ideogram(config, sizes):
@@ -446,7 +457,7 @@ MODELS = {
     "LongCatImageTransformer2DModel": (JOINT | POOLED, longcat),
     "HiDreamImageTransformer2DModel": (
         dict(num_layers=1, num_single_layers=0, num_attention_heads=2, in_channels=4, text_emb_dim=8, llama_layers=[0])
-        | dict(caption_channels=[8, 8], patch_size=2),
+        | dict(caption_channels=[8, 8]),
         hidream,
     ),
     "ErnieImageTransformer2DModel": (dict(num_layers=1, ffn_hidden_size=8, in_channels=4, text_in_dim=8), ernie),
@@ -568,7 +579,9 @@ def run(model, case, recording, vector):
         model(**recording.inputs)
     query, key = recording.calls[index]
     if part == "query" and query.shape[1] == key.shape[1]:
-        torch.testing.assert_close(key, query[: len(key)], rtol=0, atol=0)  # keys rotate as queries do
+        # Keys rotate as queries do; HiDream multiplies those of padding by 0.
+        attends = (key != 0).any(-1, keepdim=True)
+        torch.testing.assert_close(key, query[: len(key)] * attends, rtol=0, atol=0)
     return query if part == "query" else key
 
 

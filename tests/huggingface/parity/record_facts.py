@@ -67,7 +67,7 @@ DIFFUSION = set(
     patch_size patch_size_t sample_height sample_width scale_factor vae_scale_factors base_height base_width
     causal_offset audio_freqs_scaling audio_patch_size_t audio_num_attention_heads audio_attention_head_dim
     audio_cross_attention_dim audio_scale_factor audio_sampling_rate audio_hop_length pos_embed_max_pos
-    audio_pos_embed_max_pos pos_embed_max_size
+    audio_pos_embed_max_pos pos_embed_max_size max_resolution siglip_feat_dim attention_type
 """.split()
 )
 BASES = """
@@ -463,9 +463,11 @@ def placeholders_of(config_class):
 
 def diffusion_of(name):
     """The keys of a class of diffusers that concern positions or are named like them, and its values for them."""
-    parameters = inspect.signature(getattr(diffusers, name).__init__).parameters.values()
-    kept = [x.name for x in parameters if x.name in DIFFUSION or speaks_of_positions(x.name)]
-    return {x.name: x.default for x in parameters if difflib.get_close_matches(x.name, kept, 1, 0.85)}
+    values = {x.name: x.default for x in inspect.signature(getattr(diffusers, name).__init__).parameters.values()}
+    kept, near = set(), {key for key in values if key in DIFFUSION or speaks_of_positions(key)}
+    while near != kept:
+        kept, near = near, {key for key in values if difflib.get_close_matches(key, near, 1, 0.85)}
+    return {key: value for key, value in values.items() if key in kept}
 
 
 def facts():
