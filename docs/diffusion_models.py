@@ -29,7 +29,6 @@ NAMES = {
     "Ideogram4": "Ideogram 4",
     "Kandinsky5": "Kandinsky 5",
     "Kandinsky6": "Kandinsky 6",
-    "Kandinsky6SR": "Kandinsky 6 SR",
     "Krea2": "Krea 2",
     "LTX2Video": "LTX-2",
     "LTXVideo": "LTX-Video",
@@ -49,19 +48,22 @@ NAMES = {
     "ZImage": "Z-Image",
 }
 CLASS = re.compile(r"Transformer[23]DModel")
+# Keys and arguments that change the base, or divide coordinates.
+SCALES = {"CosmosTransformer3DModel": "rope_scale"}
 # What a config must say beyond its class.
 SAID = {
     "CogVideoXTransformer3DModel": {"use_rotary_positional_embeddings": True},
-    "HiDreamImageTransformer2DModel": {"axes_dims_rope": [64, 32, 32]},
+    "HiDreamImageTransformer2DModel": {"axes_dims_rope": [64, 32, 32], "patch_size": 2},
 }
 
 
 def plans(name: str) -> Iterator[tuple[str, DiffusionPlan]]:
     """The plans of a class, by stream."""
     for stream in MODELS[name].streams or ("",):
-        scale = {"scale": (1, 2, 2)} if name.startswith("Kandinsky5") and stream == "video" else {}
+        options = {"scale": (1, 2, 2)} if name.startswith("Kandinsky5") and stream == "video" else {}
+        options |= {"causal": True} if name.startswith("LTXVideo") else {}
         config = {"_class_name": name} | SAID.get(name, {})
-        yield stream, diffusion_rotary_from_config(config, stream=stream or None, **scale)
+        yield stream, diffusion_rotary_from_config(config, stream=stream or None, **options)
 
 
 def rotation(name: str, plan: DiffusionPlan) -> str:
@@ -71,11 +73,15 @@ def rotation(name: str, plan: DiffusionPlan) -> str:
         return f"learned: `{plan.learned}`<br>{plan.layout}"
     if not f.dim:
         return "none; adds the rows of a table"
-    widths = ", ".join(str(2 * f.axes.count(axis)) for axis in range(f.num_axes))
+    moving = [axis for axis, angular in zip(f.axes, f.angular, strict=True) if angular]
+    widths = ", ".join(str(2 * moving.count(axis)) for axis in range(f.num_axes))
+    at_rest = 2 * (f.num_pairs - len(moving))
+    widths += f" and {at_rest} at rest" if at_rest else ""
     of_rule = f"<br>({rule.__name__})" if callable(rule) else ""
     heads = " of all heads" if f.dim > 256 else ""
     base = FACTS["diffusion"][name].get("rope_theta", BASE)
-    return f"{widths}{of_rule}{heads}<br>base {base:,.0f}<br>{plan.layout}"
+    scaled = f" times `{SCALES[name]}`" if name in SCALES else ""
+    return f"{widths}{of_rule}{heads}<br>base {base:,.0f}{scaled}<br>{plan.layout}"
 
 
 def tokens(name: str, plan: DiffusionPlan) -> str:

@@ -37,6 +37,8 @@ PANELS = (
     Panel("Flux 2", "Flux2", (4, 6), 6, ((3, 4), (4, 4)), depth=0.65, label=("text: 4th\ncoordinate", -1, "left")),
     Panel("Qwen-Image", "QwenImage", (4, 6), 6, depth=0.7),
     Panel("LongCat-Image", "LongCatImage", (4, 6), 5, ((3, 4),), depth=6.5),
+    Panel("Ovis-Image", "OvisImage", (4, 6), 5, label=("text", 3, "left")),
+    Panel("Mochi", "Mochi", (2, 4, 6), 3, depth=6.5, units=(1, 39.2, 39.2), label=("text", 0, "left")),
     Panel("Z-Image, Lumina", "ZImage", (4, 8), 32, depth=0.45, label=("text", 0, "left")),
     Panel("Ideogram 4", "Ideogram4", (4, 6), 5, depth=0.6, far=9, plane="t, r, c from 65,536"),
     Panel("Wan, HunyuanVideo", "Wan", (3, 4, 6), depth=6.5),
@@ -52,23 +54,25 @@ PANELS = (
 
 
 def diffusion_placements() -> Figure:
-    """Eight panels of small sequences in perspective: rows go down, columns to the right and the first coordinate back.
+    """Ten panels of small sequences in perspective: rows go down, columns to the right and the first coordinate back.
     In Flux 1 all text is at the origin, the first pixel of the image, and a reference image stands one step behind. In
     Flux 2 text is a line on a fourth coordinate, and reference images are 10 and 20 steps behind. In Qwen-Image the
     origin is the middle of the image, and text a diagonal that starts at its edge. In LongCat-Image text is the
-    diagonal of the first plane, and image and reference begin where it ends, on the next planes. In Z-Image and Lumina
+    diagonal of the first plane, and image and reference begin where it ends, on the next planes. In Ovis-Image it is
+    the diagonal of the image itself. In Mochi the origin is the middle of each frame. In Z-Image and Lumina
     text is a line that goes back from the origin, and the image a plane behind its end. In Ideogram 4 text is a
     diagonal, and the image starts far away on it, at 65,536. In Wan and HunyuanVideo frames are planes one behind
     another. In LTX-Video so are they, but their first pixel is 10 seconds and 1,024 pixels before the origin."""
-    figure = Figure(figsize=(5.6, 8.2), layout="constrained")
-    for axes, panel in zip(figure.subplots(4, 2).flat, PANELS, strict=True):
+    figure = Figure(figsize=(5.6, 10.2), layout="constrained")
+    for axes, panel in zip(figure.subplots(5, 2).flat, PANELS, strict=True):
         _draw(axes, panel)
     return figure
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
     dimensions = 3 if len(panel.shape) == 3 else 2
-    plan = diffusion_rotary_from_config({"_class_name": f"{panel.name}Transformer{dimensions}DModel"})
+    options = {"causal": True} if panel.name == "LTXVideo" else {}
+    plan = diffusion_rotary_from_config({"_class_name": f"{panel.name}Transformer{dimensions}DModel"}, **options)
     sizes = {"text": panel.text, "references": panel.references or None, "rate": panel.rate}
     positions = np.asarray(plan.positions(panel.shape, **sizes)).astype(np.float64)
     counts = [math.prod(sides) for sides in (panel.shape, *panel.references)]

@@ -3,7 +3,7 @@
 - Each token has the cosines and sines of its class, in the order in which its attention joins tokens.
 - Positions are the ids that the class or its pipeline makes, and the rows of its table.
 - `rotate` rotates the features that the class rotates.
-- A class whose pairs do not rotate is refused.
+- Every class that is read is recorded, and one whose pairs do not rotate is refused.
 """
 
 import jax
@@ -12,6 +12,7 @@ import pytest
 
 from oracles import recorded
 from posenc_jax.hf import diffusion_rotary_from_config
+from posenc_jax.hf._diffusion_models import MODELS
 
 CASES = recorded.cases("hf_diffusion")
 READ = [i for i, case in enumerate(CASES) if case.get("layout", "table")]
@@ -92,6 +93,12 @@ def test_rotate_rotates_the_features_that_the_class_rotates(positions):
         cos, sin = (np.reshape(CASES[i][wave], a.shape) for wave in ("cos", "sin"))
         expected, bound = (a * cos - b * sin, a * sin + b * cos), 1e-6 + 2 * tolerance(CASES[i], positions[i])
         np.testing.assert_allclose(in_pairs(rotated[i], layout), expected, rtol=0, atol=bound, err_msg=name_of(i))
+
+
+def test_every_class_is_recorded():
+    """But for those of Wan's that take more inputs: a test beside diffusers compares their code."""
+    recorded_names = {case["config"]["_class_name"] for case in CASES if case.get("layout", "table")}
+    assert recorded_names | {"WanVACETransformer3DModel", "WanAnimateTransformer3DModel"} == MODELS.keys()
 
 
 def test_a_class_whose_pairs_do_not_rotate_is_refused():

@@ -5,6 +5,7 @@ refused by name.
 """
 
 import importlib
+import inspect
 import json
 import logging
 import pkgutil
@@ -49,3 +50,12 @@ def test_each_transformer_of_diffusers_is_read_or_refused():
         if isinstance(x, type) and issubclass(x, ModelMixin) and x.__module__.startswith(prefix)
     }
     assert found == diffusion.MODELS.keys() | diffusion.REFUSED.keys()
+
+
+def test_the_variants_of_wan_rotate_as_wan_does():
+    """They are not run: their forwards take controls, poses and faces too."""
+    names = "transformer_wan", "transformer_wan_vace", "transformer_wan_animate"
+    modules = [importlib.import_module(f"{diffusion_transformers.__name__}.{name}") for name in names]
+    assert len({inspect.getsource(module.WanRotaryPosEmbed).strip() for module in modules}) == 1
+    for module in modules:
+        assert "rotary_emb = self.rope(hidden_states)" in inspect.getsource(module)
