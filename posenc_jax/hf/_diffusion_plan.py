@@ -158,7 +158,8 @@ class DiffusionPlan:
         r"""Rotates the queries or the keys of any layer as the model does.
 
         Examples:
-          >>>           >>> from posenc_jax.hf import diffusion_rotary_from_config
+          >>> import jax.numpy as jnp
+          >>> from posenc_jax.hf import diffusion_rotary_from_config
           >>> plan = diffusion_rotary_from_config({"_class_name": "QwenImageTransformer2DModel"})
           >>> positions = plan.positions((4, 6), text=5)
           >>> plan.rotate(jnp.ones((1, 29, 24, 128)), positions, head_axis=-2).shape
