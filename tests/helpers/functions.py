@@ -177,7 +177,7 @@ PLAN = hf.RotaryPlan(
 SLICED = hf.VisionPlan(
     (hf.RotaryLayer(pe.axial(8, 2), 8),) * 2, "half", grids=(hf.PatchGrid(),) * 2, slices=2, table="linear_aligned"
 )
-PLACED = hf.DiffusionPlan(pe.axial(8, 2), 8, "half", "qwen_image", (("layered", False),), references=1)
+PLACED = hf.DiffusionPlan(pe.axial(8, 2), 8, "half", "image")
 CONFIG = {"model_type": "qwen2_5_vl", "image_token_id": 3, "video_token_id": 4}
 
 
@@ -533,12 +533,12 @@ def table(batch: int = 2, length: int = 8, heads: int = 2, keys: int = 4) -> dic
             scaled=False,
             **heads_at,
         ),
-        "DiffusionPlan.positions": Row(PLACED.positions, "", shape=(2, 3), text=2, references=[(1, 2)], rate=None),
+        "DiffusionPlan.positions": Row(PLACED.positions, "", shape=(2, 3), text=2, references=None, rate=None),
         "DiffusionPlan.rotate": Row(
             PLACED.rotate, "bshd", x=normal("bshd"), positions=integers("bsa"), parameters=None, **heads_at
         ),
         "DiffusionPlan.rotate, slices": Row(
-            hf.DiffusionPlan(pe.axial(16, 2), 16, "half", "wan", slices=2).rotate,
+            hf.DiffusionPlan(pe.axial(16, 2), 16, "half", "image", slices=2).rotate,
             "bsw",
             x=Named(rng.normal(size=(batch, length, 16)).astype(np.float32), "bsw"),
             positions=integers("bsa"),
