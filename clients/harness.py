@@ -47,8 +47,8 @@ class Trial(NamedTuple):
       params: a tree of arrays.
       inputs: arrays (batch, …).
       far: inputs with positions moved by 10⁶, which should change nothing; None where positions are absolute.
-      wrong: what theirs gets wrong, at its version: ours is then compared with the truth, and the trial fails once theirs
-        agrees with it.
+      wrong: what theirs gets wrong, at its version: ours is then compared with the truth, and the trial fails once
+        theirs agrees with it.
     """
 
     name: str
@@ -258,6 +258,13 @@ def tokens(vocabulary: int, batch: int = 2, length: int = 128) -> tuple[Any, Any
     """Random tokens and their positions, (batch, length)."""
     ids = np.random.default_rng(1).integers(0, vocabulary, (batch, length))
     return jnp.asarray(ids, jnp.int32), jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), (batch, length))
+
+
+def video(length: int, batch: int = 2) -> Any:
+    """Positions (batch, 3, length) of 16 tokens, a video of two frames of 4 by 4 patches, and tokens again."""
+    frame, row, column = np.indices((2, 4, 4)).reshape(3, -1)
+    parts = [[np.arange(16), 16 + along, 20 + np.arange(length - 48)] for along in (frame, row, column)]
+    return jnp.asarray([[np.concatenate(part) for part in parts]] * batch, jnp.int32)
 
 
 def causal(batch: int = 2, length: int = 128) -> Any:
