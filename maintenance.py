@@ -211,18 +211,22 @@ def clients(session: nox.Session, client: str) -> None:
     """Compares this codebase with and without the library, 5 minutes.
 
     It writes clients/results/. `-- --source DIR` runs their own tests. Each needs 3 GB and Python 3.12. Flax's
-    examples and Bonsai are on no package index: `nox -f maintenance.py -s "clients(bonsai)" -- --source DIR` takes
+    examples, Bonsai and sglang-jax are no packages: `nox -f maintenance.py -s "clients(bonsai)" -- --source DIR` takes
     a checkout.
     """
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
     environment = CPU | (source(session, client, newest) if "checkout" in CLIENTS[client] else {})
     if session.run("python", "-c", "import sys; print(sys.version_info < (3, 12))", silent=True, log=False) == "True\n":
-        session.error(
-            "MaxText, Gemma and Tunix need Python 3.12 or newer: nox -f maintenance.py --force-python 3.12 -s clients"
-        )
-    wanted = [re.sub("==.*", "", need) if newest else need for need in CLIENTS[client]["packages"]]
+        session.error("This needs Python 3.12 or newer: nox -f maintenance.py --force-python 3.12 -s clients")
+    wanted, alone = (
+        [re.sub("==.*", "", need) if newest else need for need in CLIENTS[client].get(key, ())]
+        for key in ("packages", "alone")
+    )
     session.install("uv")  # pip does not come to an end with what Gemma needs
-    session.run("uv", "pip", "install", "--python", str(Path(session.bin, "python")), "-e", ".", "pytest", *wanted)
+    uv = ["uv", "pip", "install", "--python", str(Path(session.bin, "python"))]
+    session.run(*uv, "-e", ".", "pytest", *wanted)
+    if alone:
+        session.run(*uv, "--no-deps", *alone)
     many = "--xla_force_host_platform_device_count=8"
     session.run("python", "-m", "clients.run", client, *options, env=environment | {"XLA_FLAGS": many})
     session.run("python", "-m", "clients.patches", client, "--check", env=environment)
@@ -243,7 +247,7 @@ def source(session: nox.Session, client: str, newest: bool) -> dict[str, str]:
         session.error(
             f"{folder} must be {repository} at {pinned[:7]}, got {commit[:7] or 'no commit'}; or add --newest"
         )
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(folder / "python")])}
 
 
 @nox.session

@@ -23,8 +23,6 @@ from typing import Any
 
 from clients.run import NAMES
 
-IMPORT = "import posenc_jax as pe"
-
 
 def named(tree: ast.AST, path: str) -> Any:
     """The definition of a dotted name, or None."""
@@ -58,7 +56,7 @@ def rewritten(text: str, ours: str, calls: dict[str, str], guard: tuple[str, lis
     """
     lines, tree, source = text.splitlines(), ast.parse(text), ast.parse(ours)
     unit = min(node.body[0].col_offset for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef)))
-    own = ours.splitlines()
+    own, imports = ours.splitlines(), [ast.unparse(node) for node in source.body if "posenc_jax" in ast.unparse(node)]
     edits: list[tuple[int, int, list[str]]] = []
     used = set()
     for theirs, name in calls.items():
@@ -80,13 +78,13 @@ def rewritten(text: str, ours: str, calls: dict[str, str], guard: tuple[str, lis
             body.insert(0, "")
         start, end = old.body[kept - 1].end_lineno if kept else old.body[0].lineno - 1, old.end_lineno
         if guard:
-            condition, imports = guard
-            body = [f"if {condition}:", *("    " + line for line in [*imports, IMPORT, "", *body]), ""]
+            condition, first = guard
+            body = [f"if {condition}:", *("    " + line for line in [*first, *imports, "", *body]), ""]
             end = start
         edits.append((start, end, indented(body, column, unit)))
     if not guard:
         top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-        edits.append((top[-1].end_lineno, top[-1].end_lineno, [IMPORT]))
+        edits.append((top[-1].end_lineno, top[-1].end_lineno, imports))
         helpers = [node for node in source.body if isinstance(node, ast.FunctionDef) and node.name in used]
         first = next(named(tree, theirs.split(".")[0]) for theirs in calls)
         before = min([first.lineno, *(node.lineno for node in first.decorator_list)]) - 1
@@ -152,6 +150,7 @@ def main() -> None:
         pins = tomllib.loads(Path(__file__).with_name("pins.toml").read_text(encoding="utf-8"))[options.client]
         beside = ", and have a checkout of {} at {:.7} on PYTHONPATH".format(*pins.get("checkout", ("", "")))
         install = shlex.join(["pip", "install", *pins["packages"]]) + beside * ("checkout" in pins)
+        install += "".join(f" && pip install --no-deps {each}" for each in pins.get("alone", ()))
         sys.exit(f"{error.name} is not installed: {install}")
     if options.check:
         check(client)

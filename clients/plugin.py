@@ -7,7 +7,7 @@ import os
 
 
 def pytest_configure() -> None:
-    """Replaces for the whole run what the client in POSENC_CLIENT replaces."""
-    if name := os.environ.get("POSENC_CLIENT"):
-        for each in importlib.import_module(f"clients.{name}").REPLACED:
-            setattr(each.owner, each.name, each.ours)
+    """Replaces for the whole run what the client in POSENC_CLIENT replaces, if POSENC_PUT_IN says so."""
+    client = importlib.import_module(f"clients.{os.environ['POSENC_CLIENT']}")
+    for each in client.REPLACED if os.environ["POSENC_PUT_IN"] else ():
+        setattr(each.owner, each.name, each.ours)

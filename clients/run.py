@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai", "flax_examples", "bonsai")
+TRAINING = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai", "flax_examples", "bonsai")
+SERVING = ("tpu_inference", "sglang_jax")
+NAMES = TRAINING + SERVING
 
 
 def line(client: str, found: dict[str, Any]) -> str:
@@ -30,6 +32,10 @@ def line(client: str, found: dict[str, Any]) -> str:
     parts += [f"{what} {found[what]:.2f}" for what in ("time", "function", "compile") if what in found]
     if "moved ours" in found:
         parts.append(f"moved by 10⁶ {found['moved ours']:.0e}, theirs {found['moved theirs']:.0e}")
+    if "error ours" in found:
+        parts.append(f"off float64 by {found['error ours']:.0e}, theirs {found['error theirs']:.0e}")
+    if "wrong" in found:
+        parts.append(f"theirs is wrong, {found['outputs theirs']:.0e}: {found['wrong']}")
     return " · ".join([*parts, "passed" if found["passed"] else "FAILED"])
 
 
@@ -38,9 +44,10 @@ def own_tests(client: str, tests: list[str], source: Path) -> tuple[int, list[st
     tests = [test for test in tests if (source / test).exists()]
     if not tests:
         sys.exit(f"{source} holds none of {client}'s tests")
-    outcomes, paths = [], [Path.cwd(), source, *(source / folder for folder in ("src", "lib/levanter/src"))]
-    for name in ("", client):
-        environment = os.environ | {"POSENC_CLIENT": name, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    outcomes, paths = [], [Path.cwd(), source, *(source / folder for folder in ("src", "lib/levanter/src", "python"))]
+    for put_in in ("", "yes"):
+        environment = os.environ | {"POSENC_CLIENT": client, "POSENC_PUT_IN": put_in}
+        environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
         command = [sys.executable, "-m", "pytest", "-q", "-rA", "--tb=no", "-p", "clients.plugin", *tests]
         output = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True).stdout
         outcomes.append(set(re.findall(r"^PASSED (\S+)", output, re.M)))
@@ -58,10 +65,12 @@ def version(client: Any) -> str:
 
 
 def table() -> str:
-    """The table of all that is written in results/, without times, which depend on what else the machine does."""
-    rows = ["| codebase | model | outputs (noise) | gradients (noise) | moved, theirs | moved, ours |"]
-    rows += ["| --- | --- | --- | --- | --- | --- |"]
+    """The tables of all that is written in results/, without times, which depend on what else the machine does."""
+    head = "| codebase | model | outputs (noise) | gradients (noise) | moved, theirs | moved, ours |"
+    rows, wrong = ["For training:"], []
     for name in NAMES:
+        if name in (TRAINING[0], SERVING[0]):
+            rows += ["", "For serving:"] * (name == SERVING[0]) + ["", head, "| --- | --- | --- | --- | --- | --- |"]
         if not (path := RESULTS / f"{name}.json").exists():
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
@@ -71,7 +80,11 @@ def table() -> str:
             cells += [f"{found[key]:.0e} ({found[f'{key} noise']:.0e})" for key in ("outputs", "gradients")]
             cells += [f"{found[key]:.0e}" if key in found else "" for key in ("moved theirs", "moved ours")]
             rows.append(f"| {' | '.join(cells).replace('e-0', 'e-').replace('0e+00', '0')} |")
-    return "\n".join(rows) + "\n"
+            if "wrong" in found:
+                off = f"{found['outputs theirs']:.0e}".replace("e-0", "e-")
+                wrong.append(f"- {written['package']} {version}, {found['model']}: {found['wrong']} ({off})")
+    heading = ["", "Wrong there, so compared with float64; in brackets, how far the original's outputs are off:", ""]
+    return "\n".join(rows + (heading + wrong if wrong else [])) + "\n"
 
 
 def main() -> None:

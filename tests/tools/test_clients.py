@@ -44,13 +44,13 @@ def stretched(x, positions):
 theirs.rope = textbook
 
 
-def tried(*replacement):
-    """The report on a layer that rotates by `theirs.rope`, with a replacement and, where given, a control."""
+def tried(*replacement, wrong=""):
+    """The report on a layer that rotates by `theirs.rope`, with a replacement and, where given, control and truth."""
     call, *drawn = harness.layer(lambda x, p: theirs.rope(x, p), head_dim=8, length=8)
     params, x = jax.device_get(drawn)
     p = np.tile(np.arange(8, dtype=np.int32), (2, 1))
     # Inputs near 0, and moved by a million positions
-    trial = harness.Trial("textbook", call, params, (x, p), (x, p + 1_000_000))
+    trial = harness.Trial("textbook", call, params, (x, p), (x, p + 1_000_000), wrong)
     return harness.run(trial, [harness.Replaced(theirs, "rope", *replacement)], compiles=1)
 
 
@@ -67,6 +67,16 @@ def test_a_wrong_one_and_a_model_without_positions_fail():
     assert not tried(right, textbook)["passed"]  # the control gives the same
 
 
+def test_where_theirs_is_wrong_ours_is_compared_with_the_truth_until_they_mend_it(monkeypatch):
+    unrotated, line = (lambda x, p: x), "positions are a thousandth too large"
+    monkeypatch.setattr(theirs, "rope", stretched)
+    found = tried(right, unrotated, textbook, wrong=line)
+    assert found["passed"] and found["outputs"] < 1e-6 < 1e-5 < found["outputs theirs"] and found["wrong"] == line
+    assert not tried(stretched, unrotated, textbook, wrong=line)["passed"]  # as wrong as theirs
+    monkeypatch.setattr(theirs, "rope", textbook)
+    assert not tried(right, unrotated, textbook, wrong=line)["passed"]  # mended
+
+
 def test_the_pins_the_workflow_and_the_table_have_the_same_clients():
     weekly = (ROOT / ".github/workflows/weekly.yml").read_text("utf-8")
     pins = tomllib.loads((ROOT / "clients/pins.toml").read_text("utf-8"))
@@ -77,7 +87,7 @@ def test_the_pins_the_workflow_and_the_table_have_the_same_clients():
         written = json.loads((ROOT / f"clients/results/{name}.json").read_text("utf-8"))
         assert written["models"] and all(model["passed"] for model in written["models"])
         if "--source" not in written["command"]:
-            assert f"{written['package']}=={written['version']}" in pins[name]["packages"]
+            assert f"{written['package']}=={written['version']}" in pins[name].get("alone", pins[name]["packages"])
             continue
         repository, commit = pins[name]["checkout"]
         assert (
