@@ -2,7 +2,8 @@
 
 A client, a file of this folder, says in `REPLACED` which of its functions are replaced, and in `trials` which models
 are tried. Each is run forward and backward four times: as it is; as it is with parameters jittered by 6e-8, which is
-its own noise; with the replacement; and with the rotation deleted, which must be seen.
+its own noise; with the replacement; and with the rotation deleted, which must be seen. Where theirs is wrong, it is run
+once more with the formula in float64, and the replacement is compared with that.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ DEVICES = 8
 
 
 class Replaced(NamedTuple):
-    """A function or method of theirs, `name` of `owner`; `deleted` returns what is not turned."""
+    """A function or method of theirs, `name` of `owner`.
+
+    `deleted` returns what is not rotated; `truth` computes what theirs should in float64, None where theirs is right.
+    """
 
     owner: Any
     name: str
     ours: Callable[..., Any]
     deleted: Callable[..., Any] = lambda x, *_, **__: x
+    truth: Callable[..., Any] | None = None
 
 
 class Trial(NamedTuple):
@@ -42,6 +47,7 @@ class Trial(NamedTuple):
       params: a tree of arrays.
       inputs: arrays (batch, …).
       far: inputs with positions moved by 10⁶, which should change nothing; None where positions are absolute.
+      wrong: what theirs gets wrong: ours is compared with the truth, and the trial fails once theirs agrees with it.
     """
 
     name: str
@@ -49,6 +55,7 @@ class Trial(NamedTuple):
     params: Any
     inputs: tuple[Any, ...]
     far: tuple[Any, ...] | None = None
+    wrong: str = ""
 
 
 class Timed(NamedTuple):
@@ -59,13 +66,13 @@ class Timed(NamedTuple):
 
 
 @contextlib.contextmanager
-def put_in(replaced: Sequence[Replaced], *, deleted: bool = False) -> Iterator[None]:
-    """Their functions are replaced by ours, or by none."""
-    before = [(each, vars(each.owner).get(each.name)) for each in replaced]
+def put_in(replaced: Sequence[Replaced], kind: str = "ours") -> Iterator[None]:
+    """Their functions are replaced by ours, by none ("deleted"), or by the "truth"."""
+    before = [(each, vars(each.owner).get(each.name)) for each in replaced if getattr(each, kind)]
     jax.clear_caches()
     try:
         for each, _ in before:
-            setattr(each.owner, each.name, each.deleted if deleted else each.ours)
+            setattr(each.owner, each.name, getattr(each, kind))
         yield
     finally:
         for each, theirs in before:
@@ -128,12 +135,16 @@ def collectives(program: Any) -> dict[str, int]:
     return {name: names.count(name) for name in sorted({*names})}
 
 
+def tiled(x: Any) -> Any:
+    """The batch repeated for all devices."""
+    return np.concatenate([x] * -(-DEVICES // x.shape[0]))[:DEVICES]
+
+
 def sharded(trial: Trial) -> Any:
     """The program with the batch split over all devices."""
     mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("data",))
     put = lambda spec: lambda x: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
-    tile = lambda x: np.concatenate([x] * -(-DEVICES // x.shape[0]))[:DEVICES]  # noqa: E731
-    inputs = jax.tree.map(lambda x: put(P("data"))(tile(x)), trial.inputs)
+    inputs = jax.tree.map(lambda x: put(P("data"))(tiled(x)), trial.inputs)
     params = jax.tree.map(put(P()), trial.params)
     program = _program(trial, params, inputs)
     return program, program(params, inputs)
@@ -169,28 +180,41 @@ def run(trial: Trial, replaced: Sequence[Replaced], timed: Timed | None = None, 
         our_sharded = sharded(trial) if many else None
         if timed:
             alone.append(jax.jit(lambda *x: timed.call(*x)).lower(*timed.arguments).compile())
-    with put_in(replaced, deleted=True):
+    truth, exact = want, None
+    with put_in(replaced, "truth"):
+        if trial.wrong:
+            truth = _program(trial, trial.params, trial.inputs)(trial.params, trial.inputs)
+        if timed and any(each.truth for each in replaced):
+            exact = jax.jit(lambda *x: timed.call(*x))(*timed.arguments)
+    with put_in(replaced, "deleted"):
         deleted = _program(trial, trial.params, trial.inputs)(trial.params, trial.inputs)
     times = seconds([functools.partial(program, trial.params, trial.inputs) for program in (theirs, ours)])
     function = seconds([functools.partial(program, *timed.arguments) for program in alone]) if timed else None
     result: dict[str, Any] = {"model": trial.name}
     allowed = []
     for i, what in enumerate(("outputs", "gradients")):
-        difference, control = (apart(x[i], want[i]) for x in (got, deleted))
+        difference, control = (apart(x[i], truth[i]) for x in (got, deleted))
         noise = max(apart(x[i], want[i]) for x in noisy)
         allowed.append(max(TOLERANCE, NOISE * noise))
         result |= {what: difference, f"{what} noise": noise, f"{what} deleted": control}
     result |= {"time": times[1] / times[0], "compile": our_compile / their_compile}
     if function:
         result["function"] = function[1] / function[0]
+    if exact is not None:
+        errors = (apart(program(*timed.arguments), exact) for program in alone)
+        result |= dict(zip(("error theirs", "error ours"), errors, strict=True))
     if their_moved is not None:
         result |= {"moved theirs": their_moved, "moved ours": our_moved}
     passed = result["outputs"] <= allowed[0] and result["gradients"] <= allowed[1]
     passed &= result["outputs deleted"] > 100 * allowed[0]
+    if trial.wrong:
+        result |= {"outputs theirs": apart(want[0], truth[0]), "wrong": trial.wrong}
+        passed &= result["outputs theirs"] > allowed[0]  # otherwise they have mended it
     if many:
-        (a, want_sharded), (b, got_sharded) = their_sharded, our_sharded
+        (a, (want_sharded, _)), (b, (got_sharded, _)) = their_sharded, our_sharded
         result["collectives"] = collectives(b)
-        passed &= collectives(a) == collectives(b) and apart(got_sharded[0], want_sharded[0]) <= allowed[0]
+        want_sharded = tiled(truth[0]) if trial.wrong else want_sharded
+        passed &= collectives(a) == collectives(b) and apart(got_sharded, want_sharded) <= allowed[0]
     return result | {"passed": bool(passed)}
 
 

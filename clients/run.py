@@ -30,6 +30,10 @@ def line(client: str, found: dict[str, Any]) -> str:
     parts += [f"{what} {found[what]:.2f}" for what in ("time", "function", "compile") if what in found]
     if "moved ours" in found:
         parts.append(f"moved by 10⁶ {found['moved ours']:.0e}, theirs {found['moved theirs']:.0e}")
+    if "error ours" in found:
+        parts.append(f"off float64 by {found['error ours']:.0e}, theirs {found['error theirs']:.0e}")
+    if "wrong" in found:
+        parts.append(f"theirs is wrong, {found['outputs theirs']:.0e}: {found['wrong']}")
     return " · ".join([*parts, "passed" if found["passed"] else "FAILED"])
 
 
@@ -61,6 +65,7 @@ def table() -> str:
     """The table of all that is written in results/, without times, which depend on what else the machine does."""
     rows = ["| codebase | model | outputs (noise) | gradients (noise) | moved, theirs | moved, ours |"]
     rows += ["| --- | --- | --- | --- | --- | --- |"]
+    wrong = []
     for name in NAMES:
         if not (path := RESULTS / f"{name}.json").exists():
             continue
@@ -71,7 +76,11 @@ def table() -> str:
             cells += [f"{found[key]:.0e} ({found[f'{key} noise']:.0e})" for key in ("outputs", "gradients")]
             cells += [f"{found[key]:.0e}" if key in found else "" for key in ("moved theirs", "moved ours")]
             rows.append(f"| {' | '.join(cells).replace('e-0', 'e-').replace('0e+00', '0')} |")
-    return "\n".join(rows) + "\n"
+            if "wrong" in found:
+                off = f"{found['outputs theirs']:.0e}".replace("e-0", "e-")
+                wrong.append(f"- {written['package']} {version}, {found['model']}: {found['wrong']} ({off})")
+    heading = ["", "Wrong there, so compared with float64; in brackets, how far the original's outputs are off:", ""]
+    return "\n".join(rows + (heading + wrong if wrong else [])) + "\n"
 
 
 def main() -> None:

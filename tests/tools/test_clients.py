@@ -1,6 +1,7 @@
 """The harness and the patches of clients/, tried without the codebases of the clients.
 
 - A replaced function comes back after a trial; the right replacement passes, and a wrong one fails.
+- Where theirs is wrong, the truth decides, and a trial that says so fails once theirs is right.
 - Pins, workflow and results list the same clients.
 - A patch replaces a body, and keeps the signature, the docstring and the checks.
 """
@@ -44,13 +45,13 @@ def stretched(x, positions):
 theirs.rope = textbook
 
 
-def tried(*replacement):
-    """The report on a layer that rotates by `theirs.rope`, with a replacement and, where given, a control."""
+def tried(*replacement, wrong=""):
+    """The report on a layer that rotates by `theirs.rope`, with a replacement and, if given, a control and a truth."""
     call, *drawn = harness.layer(lambda x, p: theirs.rope(x, p), head_dim=8, length=8)
     params, x = jax.device_get(drawn)
     p = np.tile(np.arange(8, dtype=np.int32), (2, 1))
     # Inputs near 0, and moved by a million positions
-    trial = harness.Trial("textbook", call, params, (x, p), (x, p + 1_000_000))
+    trial = harness.Trial("textbook", call, params, (x, p), (x, p + 1_000_000), wrong)
     return harness.run(trial, [harness.Replaced(theirs, "rope", *replacement)], compiles=1)
 
 
@@ -65,6 +66,15 @@ def test_the_right_one_passes_and_theirs_comes_back():
 def test_a_wrong_one_and_a_model_without_positions_fail():
     assert not tried(stretched)["passed"]
     assert not tried(right, textbook)["passed"]  # the control gives the same
+
+
+def test_where_theirs_is_wrong_the_truth_decides(monkeypatch):
+    control = lambda x, *_: x  # noqa: E731
+    assert not tried(right, control, textbook, wrong="nothing any more")["passed"]
+    monkeypatch.setattr(theirs, "rope", stretched)
+    found = tried(right, control, textbook, wrong="positions are a thousandth too large")
+    assert found["passed"] and found["outputs"] < 1e-6 < 1e-4 < found["outputs theirs"]
+    assert not tried(stretched, control, textbook, wrong="positions are a thousandth too large")["passed"]
 
 
 def test_the_pins_the_workflow_and_the_table_have_the_same_clients():
