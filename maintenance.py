@@ -211,8 +211,8 @@ def clients(session: nox.Session, client: str) -> None:
     """Compares this codebase with and without the library, 5 minutes.
 
     It writes clients/results/. `-- --source DIR` runs their own tests. Each needs 3 GB and Python 3.12. Flax's
-    examples and Bonsai are on no package index: `nox -f maintenance.py -s "clients(bonsai)" -- --source DIR` takes
-    a checkout.
+    examples, Bonsai and MaxDiffusion are on no package index: `nox -f maintenance.py -s "clients(bonsai)" -- --source
+    DIR` takes a checkout.
     """
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
     environment = CPU | (source(session, client, newest) if "checkout" in CLIENTS[client] else {})
@@ -243,7 +243,7 @@ def source(session: nox.Session, client: str, newest: bool) -> dict[str, str]:
         session.error(
             f"{folder} must be {repository} at {pinned[:7]}, got {commit[:7] or 'no commit'}; or add --newest"
         )
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": os.pathsep.join(map(str, (folder, folder / "src")))}
 
 
 @nox.session

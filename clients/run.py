@@ -1,7 +1,8 @@
 """Puts this library into one codebase, in an environment that holds both: `python -m clients.run NAME`.
 
 `--source DIR` runs the codebase's own tests of positions too, from a checkout of it: as they are, and with this
-library in it. Flax's examples and bonsai are on no package index: `PYTHONPATH=DIR` has their checkout.
+library in it. Flax's examples, Bonsai and MaxDiffusion are on no package index: `PYTHONPATH=DIR` has their
+checkout.
 """
 
 from __future__ import annotations
@@ -18,7 +19,18 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai", "flax_examples", "bonsai")
+NAMES = (
+    "maxtext",
+    "gemma",
+    "tunix",
+    "levanter",
+    "keras_hub",
+    "equinox",
+    "penzai",
+    "flax_examples",
+    "bonsai",
+    "maxdiffusion",
+)
 
 
 def line(client: str, found: dict[str, Any]) -> str:
