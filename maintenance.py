@@ -211,8 +211,8 @@ def clients(session: nox.Session, client: str) -> None:
     """Compares this codebase with and without the library, 5 minutes.
 
     It writes clients/results/. `-- --source DIR` runs their own tests. Each needs 3 GB and Python 3.12. Flax's
-    examples, Bonsai and sglang-jax are no packages: `nox -f maintenance.py -s "clients(bonsai)" -- --source DIR` takes
-    a checkout.
+    examples, Bonsai, MaxDiffusion and sglang-jax are no packages: `nox -f maintenance.py -s "clients(bonsai)" --
+    --source DIR` takes a checkout.
     """
     newest, options = "--newest" in session.posargs, [x for x in session.posargs if x != "--newest"]
     environment = CPU | (source(session, client, newest) if "checkout" in CLIENTS[client] else {})
@@ -247,7 +247,7 @@ def source(session: nox.Session, client: str, newest: bool) -> dict[str, str]:
         session.error(
             f"{folder} must be {repository} at {pinned[:7]}, got {commit[:7] or 'no commit'}; or add --newest"
         )
-    return {"PYTHONPATH": os.pathsep.join([str(folder), str(folder / "python")])}
+    return {"PYTHONPATH": os.pathsep.join(str(folder / part) for part in ("", "src", "python"))}
 
 
 @nox.session

@@ -1,7 +1,8 @@
 """Puts this library into one codebase, in an environment that holds both: `python -m clients.run NAME`.
 
 `--source DIR` runs the codebase's own tests of positions too, from a checkout of it: as they are, and with this
-library in it. Flax's examples and bonsai are on no package index: `PYTHONPATH=DIR` has their checkout.
+library in it. Flax's examples, Bonsai and MaxDiffusion are on no package index: `PYTHONPATH=DIR` has their
+checkout.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-TRAINING = ("maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai", "flax_examples", "bonsai")
+TRAINING = "maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai", "flax_examples", "bonsai"
+TRAINING += ("maxdiffusion",)
 SERVING = ("tpu_inference", "sglang_jax")
 NAMES = TRAINING + SERVING
 

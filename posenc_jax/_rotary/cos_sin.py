@@ -9,7 +9,7 @@ import jax.export
 import numpy as np
 from jax.typing import ArrayLike
 
-from posenc_jax._frequencies.angles import Angles, expand, pair_sines
+from posenc_jax._frequencies.angles import Angles, features, pair_sines
 from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import parse, parse_positions
 from posenc_jax._jax import checks
@@ -123,7 +123,7 @@ def _cos_sin(positions: jax.Array, frequencies: AnyFrequencies, columns: Columns
     if isinstance(frequencies, jax.Array):
         frequencies = frequencies.reshape(-1)
     angles = Angles(positions, frequencies)
-    cosine, sine = pair_sines(angles, np.int32(1)), pair_sines(angles, np.int32(0))
     if columns == "pair":
-        return cosine, sine
-    return expand(cosine, columns, 2 * cosine.shape[-1]), expand(sine, columns, 2 * sine.shape[-1])
+        return pair_sines(angles, np.int32(1)), pair_sines(angles, np.int32(0))
+    cosine, sine = (features(angles, columns, np.full(angles.dim, quarter)) for quarter in (1, 0))
+    return cosine, sine

@@ -1,6 +1,7 @@
 """The harness and the patches of clients/, tried without the codebases of the clients.
 
 - A replaced function comes back after a trial; the right replacement passes, and a wrong one fails.
+- Where theirs is wrong, the truth decides, and a trial that says so fails once theirs is right.
 - Pins, workflow and results list the same clients.
 - A patch replaces a body, and keeps the signature, the docstring and the checks.
 """
