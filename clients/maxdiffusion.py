@@ -247,8 +247,8 @@ def _flux():
         return jnp.swapaxes(attention_flax.apply_rope(*[jnp.swapaxes(x, 1, 2)] * 2, table)[0], 1, 2)
 
     call, params, x = layer(rotate)
-    large, ids = coarse.clone(axes_dim=(16, 56, 56)), jnp.concatenate(_ids(512, 64, 64, axes=3), axis=1)[0]
-    timed = Timed(lambda ids: large.apply({}, ids).astype(jnp.float32), (ids,))
+    large, many = coarse.clone(axes_dim=(16, 56, 56)), jnp.concatenate(_ids(512, 64, 64, axes=3), axis=1)[0]
+    timed = Timed(lambda ids: large.apply({}, ids).astype(jnp.float32), (many,))
     wrong = "in bfloat16, its setting, coordinates, frequencies and angles are bfloat16"
     yield Trial("Flux 1's rotation in bfloat16", call, params, (x,), wrong=wrong), timed
 
