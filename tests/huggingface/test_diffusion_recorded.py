@@ -44,16 +44,21 @@ def tolerance(case, positions):
     return 1e-7 + (positions.dtype == np.float32) * case["error"]
 
 
-@pytest.mark.parametrize("i", ROTATING, ids=name_of)
-def test_each_token_has_the_cosines_and_sines_of_its_class(i, positions):
-    case, plan, coordinates = CASES[i], plan_of(CASES[i]), positions[i].reshape(len(positions[i]), -1)
+def check_rotation(case, positions):
+    """The plan of a case rotates these tokens by the cosines and sines of the case."""
+    plan, coordinates = plan_of(case), positions.reshape(len(positions), -1)
     assert plan.layout == case["layout"]
     if plan.learned:  # frequencies (axes, heads, pairs)
         angles = coordinates @ np.reshape(case["pos_frequencies"], (3, -1))
     else:
         angles = coordinates[:, plan.frequencies.axes or [0] * plan.frequencies.num_pairs] * plan.frequencies.angular
-    bound = tolerance(case, positions[i])
+    bound = tolerance(case, positions)
     np.testing.assert_allclose([np.cos(angles), np.sin(angles)], [case["cos"], case["sin"]], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("i", ROTATING, ids=name_of)
+def test_each_token_has_the_cosines_and_sines_of_its_class(i, positions):
+    check_rotation(CASES[i], positions[i])
 
 
 @pytest.mark.parametrize("i", WITH_IDS, ids=name_of)
