@@ -46,8 +46,10 @@ def z_image(self, ids):
     return pe.cos_sin(ids, self.frequencies)
 
 
-def fractions(edges, tops, dim, theta, columns="interleaved"):  # of π/2 · theta^(j/(n-1)) · (start + end - top) / top
-    units = np.array([240_000, 1, 1])[: edges.shape[1]]  # of a second, of a pixel, so that coordinates are integers
+def fractions(edges, tops, dim, theta, columns="interleaved"):
+    # Of π/2 · theta^(j/(n-1)) · (start + end - top) / top. Coordinates are integers:
+    # in 1/240,000 second and in pixels.
+    units = np.array([240_000, 1, 1])[: edges.shape[1]]
     tops = units * tops[: len(units)]
     rising = pe.geometric(dim // (2 * len(tops)) * 2, 1 / theta, endpoint=True)
     f = pe.axial([pe.linear_scaling(rising, 2 * top / np.pi) for top in tops], interleaved=True)

@@ -96,7 +96,8 @@ def apply_longrope(
     lists = rope_scaling["short_factor"], rope_scaling["long_factor"]
     longest, original = max_position_embeddings, original_max_position_embeddings
     scaled = {"original_max": original, "factor": longest / original, "length": longest}
-    return pe.rotary(inputs, positions, pe.longrope(pe.geometric(head_dim, rope_theta), *lists, **scaled), head_axis=-2)
+    f = pe.longrope(pe.geometric(head_dim, rope_theta), *lists, **scaled)
+    return pe.rotary(inputs, positions, f, head_axis=-2)
 
 
 def vision(self):  # Llama4VisionRotaryEmbedding; the class token is not rotated
