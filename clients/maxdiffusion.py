@@ -38,7 +38,8 @@ def wan(self, hidden_states):  # WanRotaryPosEmbed
     return jax.lax.complex(*pe.cos_sin(pe.grid_positions(shape), f))[None, None]
 
 
-def z_image_init(self, theta=256.0, axes_dims=(32, 48, 48), axes_lens=(1536, 512, 512)):  # ZImageRopeEmbedder
+# ZImageRopeEmbedder
+def z_image_init(self, theta=256.0, axes_dims=(32, 48, 48), axes_lens=(1536, 512, 512)):
     self.axes_lens, self.frequencies = tuple(axes_lens), pe.axial(axes_dims, base=theta)
 
 
@@ -67,7 +68,8 @@ def ltx2(self, coords):  # LTX2RotaryPosEmbed
     edges = coords if coords.ndim == 4 else jnp.stack([coords.swapaxes(1, 2)] * 2, axis=-1)
     tops, split = (self.base_num_frames, self.base_height, self.base_width), self.rope_type == "split"
     c = fractions(edges, tops, self.dim, self.theta, "pair" if split else "interleaved")
-    return tuple(x.reshape(*x.shape[:2], self.num_attention_heads, -1).swapaxes(1, 2) for x in c) if split else c
+    by_head = (x.reshape(*x.shape[:2], self.num_attention_heads, -1).swapaxes(1, 2) for x in c)
+    return tuple(by_head) if split else c
 
 
 # --8<-- [end:copy]
