@@ -334,10 +334,8 @@ def riflex(frequencies: Frequencies | int, length: int, *, pair: int) -> Frequen
     """
     frequencies, length = one_axis(parse_static(frequencies)), checks.length("length", length)
     pair, cycles = checks.integer("pair", pair, 0), frequencies.cycles
-    require(pair < len(cycles), "pair must be below {}, the number of pairs, got {}", len(cycles), pair)
-    require(
-        cycles[pair] > 0, "pair must have a frequency above 0, got {}, which has {}", pair, frequencies.angular[pair]
-    )
+    require(pair < len(cycles), "pair must be below {}, the number of pairs of frequencies, got {}", len(cycles), pair)
+    require(cycles[pair] > 0, "frequencies must be above 0 for pair {}, got {}", pair, frequencies.angular[pair])
     period = Fraction(1 << CYCLE_BITS, cycles[pair])
     weight = Fraction(9, 10) * period / length if length > round(period) else Fraction(1)
     return _scaled("length", length, frequencies, [weight if i == pair else Fraction(1) for i in range(len(cycles))])

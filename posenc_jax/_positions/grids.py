@@ -83,7 +83,7 @@ def grid_positions(
     require(len(shape) >= least, "shape must have more sides for order={!r}, got {}", order, shape)
     if leading + math.prod(shape) >= LIMIT:
         raise invalid(f"shape must have fewer than 2³¹ tokens, got {shape} after leading={leading}")
-    starts, steps = _parse_sides("start", start, len(shape)), _parse_sides("step", step, len(shape))
+    starts, steps = _parse_sides("start", start, shape), _parse_sides("step", step, shape)
     for first, by, side in zip(starts, steps, shape, strict=True):
         fits = all(-LIMIT <= x < LIMIT for x in (by, first, first + by * (side - 1)))
         message = "start and step must keep every coordinate within int32, got {} and {} for a side of {}"
@@ -92,12 +92,13 @@ def grid_positions(
     return _grid_positions(shape=shape, starts=starts, steps=steps, integral=integral, order=order, leading=leading)
 
 
-def _parse_sides(name: str, values: Any, sides: int) -> tuple[Any, ...]:
+def _parse_sides(name: str, values: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
     """One number for each side at its exact value, integers as int and floats as Fraction."""
-    each = (values,) * sides
+    each = (values,) * len(shape)
     if not checks.is_number(values):
         each = checks.sequence(name, values, "numbers, or one number for all sides")
-    require(len(each) == sides, "{} must hold one number for each of {} sides, got {}", name, sides, each)
+    message = "{} must hold one number for each side of shape {}, got {}"
+    require(len(each) == len(shape), message, name, shape, each)
     for i, value in enumerate(each):
         checks.number(f"{name}[{i}]", value)
     return tuple(int(x) if isinstance(x, (int, np.integer)) else Fraction(float(x)) for x in each)

@@ -193,9 +193,14 @@ COUNTS |= {"riflex": ["length"]}
         ("proportional", {"fraction": 1.5}, ValueError, "fraction must be over 0 and at most 1"),
         ("proportional", {"fraction": 0.2}, ValueError, "fraction must leave a pair of the 8 features to rotate"),
         ("riflex", {"frequencies": pe.axial((16, 56, 56))}, ValueError, "frequencies must have one axis, got 3"),
-        ("riflex", {"pair": 8}, ValueError, "pair must be below 8, the number of pairs, got 8"),
+        ("riflex", {"pair": 8}, ValueError, "pair must be below 8, the number of pairs of frequencies, got 8"),
         ("riflex", {"pair": -1}, ValueError, "pair must be at least 0"),
-        ("riflex", {"frequencies": pe.geometric(16).with_angular([0] * 8)}, ValueError, "pair must have a frequency a"),
+        (
+            "riflex",
+            {"frequencies": pe.geometric(16).with_angular([0] * 8)},
+            ValueError,
+            "frequencies must be above 0 for pair",
+        ),
     ],
 )
 def test_invalid_arguments_raise(name, changed, error, match):

@@ -104,7 +104,7 @@ def test_they_give_the_tables_of_timm(case):
         ({"shape": (2**31 - 3,), "leading": 3}, ValueError, "shape must have fewer than 2³¹ tokens"),
         ({"shape": (2, 3), "leading": -1}, ValueError, "leading must be at least 0"),
         ({"shape": (2, 3), "order": "xy"}, ValueError, "order must be one of"),
-        ({"shape": (2, 3), "start": (0, 0, 0)}, ValueError, "start must hold one number for each of 2 sides"),
+        ({"shape": (2, 3), "start": (0, 0, 0)}, ValueError, "start must hold one number for each side of shape"),
         ({"shape": (2, 3), "start": True}, TypeError, "start must be a sequence of numbers, or one number"),
         ({"shape": (2, 3), "step": (1, None)}, TypeError, "step[1] must be a number"),
         ({"shape": (2, 3), "step": (1, np.inf)}, ValueError, "step[1] must be finite"),
