@@ -70,7 +70,7 @@ def diffusion_rotary_from_config(
 
     Notes:
       - A config is read as diffusers' class of its `_class_name` reads it. Missing keys have the values of the class.
-      - Wan, Flux, Qwen-Image and most others compute angles in float64 or float32; this computes them exactly.
+      - Where coordinates are whole numbers, angles are exact. Diffusers computes them in float64 or float32.
 
     Reference:
       Hugging Face diffusers 0.42.1: the models' own modules, and their pipelines.
@@ -88,10 +88,12 @@ def diffusion_rotary_from_config(
     fits = not sides or sum(sides) == head_dim
     require(fits, "{} must sum to the width of a head, {}, got {}", name, head_dim, sides)
     frequencies = axial(sides, base=config.positive("rope_theta", BASE)) if sides else geometric(0)
-    fields = {"frequencies": frequencies, "head_dim": head_dim, "layout": facts.layout, "placement": facts.placement}
-    fields |= {"text_first": facts.text_first, "references": facts.references}
-    quirk = QUIRKS.get(config.class_name)
-    return DiffusionPlan(**fields | (quirk(config, frequencies, head_dim) if quirk else {}))
+    fields: dict[str, Any] = {"frequencies": frequencies, "head_dim": head_dim, "settings": {}}
+    fields |= {name: getattr(facts, name) for name in ("layout", "placement", "text_first", "references")}
+    if quirk := QUIRKS.get(config.class_name):
+        fields |= quirk(config, frequencies, head_dim)
+    fields["settings"] = tuple(sorted(fields["settings"].items()))
+    return DiffusionPlan(**fields)
 
 
 class DiffusionConfig(Values):
@@ -109,14 +111,15 @@ class DiffusionConfig(Values):
             given.default_unless_null(default, key)
         super().__init__({**defaults, **{key: x for key, x in given.values.items() if x is not None}})
         self.facts = MODELS[name]
-        streams = self.facts.streams or ("video",)
-        self.stream = streams[0] if stream is None else checks.one_of("stream", stream, streams)
+        streams = self.facts.streams
+        require(streams or stream is None, "stream must not be given for {}", name)
+        self.stream = next(iter(streams), "") if stream is None else checks.one_of("stream", stream, streams)
         needed = {"scale": name == "Kandinsky5Transformer3DModel" and self.stream == "video"}
         needed["causal"] = name == "LTXVideoTransformer3DModel"
         for option, value in (("scale", scale), ("causal", causal)):
             message = "{} must be given for {}" if needed[option] else "{} must not be given for {}"
             require((value is not None) == needed[option], message, option, name)
-        self.scale, self.causal = scale, None if causal is None else checks.flag("causal", causal)
+        self.scale, self.causal = scale, causal
 
     def sizes(self, name: str, count: int, least: int = 1) -> tuple[int, ...]:
         """The integers of a list, `count` of them."""
@@ -149,13 +152,13 @@ def auraflow(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str
     rows = config.count("pos_embed_max_size")
     side = math.isqrt(rows)
     require(side * side == rows, "pos_embed_max_size must be a square, got {}", rows)
-    return {"settings": (("floors", True), ("sides", (side, side)))}
+    return {"settings": {"floors": True, "sides": (side, side)}}
 
 
 def chronoedit(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Two frames are apart. The class makes 2 ⌊d / 6⌋ features for a row, and then takes ⌊d / 3⌋."""
     require(head_dim // 3 % 2 == 0, "attention_head_dim must have an even third, rounded down, got {}", head_dim)
-    return {"settings": (("skip", config.count("rope_temporal_skip_len")),)}
+    return {"settings": {"skip": config.count("rope_temporal_skip_len")}}
 
 
 def cogvideox(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -167,12 +170,12 @@ def cogvideox(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[st
     patch = config.count("patch_size")
     sides = tuple(config.count(name) // patch for name in ("sample_height", "sample_width"))
     require(all(sides), "patch_size must be at most sample_height and sample_width, got {}", patch)
-    return {"settings": (("sides", sides),)}
+    return {"settings": {"sides": sides}}
 
 
 def cogview4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Rows and columns are shares of `rope_axes_dim`."""
-    return {"settings": (("sides", config.sizes("rope_axes_dim", 2)),)}
+    return {"settings": {"sides": config.sizes("rope_axes_dim", 2)}}
 
 
 def cosmos(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -195,7 +198,7 @@ def flux3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, A
 def hidream(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """An image that is not square is padded."""
     height, width = config.sizes("max_resolution", 2)
-    return {"settings": (("rows", height * width // config.count("patch_size") ** 2),)}
+    return {"settings": {"rows": height * width // config.count("patch_size") ** 2}}
 
 
 def ideogram4(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -227,8 +230,8 @@ def mochi(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, A
 def ltx(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """All heads rotate as one; a token of the latents has 8 frames of 32 × 32 pixels."""
     tops = 20 * SECOND, 2048, 2048
-    settings = {"causal": config.causal, "steps": _steps(config, (8, 32, 32)), "tops": tops}
-    return _of_all_heads(config, tops) | {"settings": tuple(settings.items())}
+    settings = {"causal": checks.flag("causal", config.causal), "steps": _steps(config, (8, 32, 32)), "tops": tops}
+    return _of_all_heads(config, tops) | {"settings": settings}
 
 
 def ltx2(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
@@ -248,28 +251,23 @@ def ltx2(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, An
         settings |= {"scale": frames, "steps": _steps(config, scales), "tops": tops}
     placement = {"video": "ltx2", "video_cross": "ltx2_time"}.get(stream, "ltx2_audio")
     fields = _of_all_heads(config, settings["tops"], "audio_" * stream.startswith("audio"), crosses)
-    return fields | {"placement": placement, "settings": tuple(sorted(settings.items()))}
+    return fields | {"placement": placement, "settings": settings}
 
 
 def qwen_image(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Layers have a condition image."""
-    return {"settings": (("layered", config.get_flag("use_layer3d_rope")),)}
+    return {"settings": {"layered": config.get_flag("use_layer3d_rope")}}
 
 
 def sd3(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """Its table has pos_embed_max_size rows and columns."""
-    return {"settings": (("floors", False), ("sides", (config.count("pos_embed_max_size"),) * 2))}
+    return {"settings": {"floors": False, "sides": (config.count("pos_embed_max_size"),) * 2}}
 
 
 def z_image(config: DiffusionConfig, f: Frequencies, head_dim: int) -> dict[str, Any]:
     """An omni model has several captions and images."""
-    name, width = "siglip_feat_dim", config.get("siglip_feat_dim")
-    require(
-        width is None,
-        "{} must be null, got {!r:.60}: this library does not place the tokens of omni models",
-        name,
-        width,
-    )
+    width, message = config.get("siglip_feat_dim"), "siglip_feat_dim must be null, got {!r:.60}: {}"
+    require(width is None, message, width, "this library does not place the tokens of omni models")
     return {}
 
 
@@ -298,8 +296,7 @@ def _divided(name: str, frequencies: Frequencies, factors: Any) -> Frequencies:
     factors = [checks.positive(name, x) for x in checks.sequence(name, factors, "a number per coordinate")]
     axes, count = np.array(frequencies.axes), frequencies.num_axes
     require(len(factors) == count, "{} must hold a number for each of {} coordinates, got {}", name, count, factors)
-    parts = [np.flatnonzero(axes == axis) for axis in range(count)]
-    return join(*(linear_scaling(frequencies[i], x) for i, x in zip(parts, factors, strict=True)))
+    return join(*(linear_scaling(frequencies[np.flatnonzero(axes == i)], x) for i, x in enumerate(factors)))
 
 
 def _steps(config: DiffusionConfig, scales: tuple[int, ...]) -> tuple[int, ...]:

@@ -29,7 +29,8 @@ from posenc_jax.hf._placements import COORDINATES, FLAT, PLACEMENTS, TIMED, Toke
 class DiffusionPlan:
     r"""How a diffusion transformer rotates its queries and keys, and where it places its tokens.
 
-    Immutable, hashable, static under `jax.jit`. It is that of the attention that joins all tokens, alike in all blocks.
+    Immutable, hashable, static under `jax.jit`. It describes the attention that joins all tokens, which is the same in
+    all blocks.
 
     Examples:
       >>> from posenc_jax.hf import diffusion_rotary_from_config
@@ -75,7 +76,10 @@ class DiffusionPlan:
         slices = checks.positive_int("slices", self.slices)
         require(head_dim % (2 * slices) == 0, "slices must divide the pairs of head_dim, got {}", slices)
         require_type(isinstance(self.learned, str | None), "learned", "a string or None", self.learned)
-        names = sorted(each.name for each in _parameters(self.placement) if each.kind is each.KEYWORD_ONLY)
+        takes = {each.name: each.kind for each in _parameters(self.placement)}
+        fits = not self.references or "references" in takes
+        require(fits, "references must be 0 for placement {!r}, got {}", self.placement, self.references)
+        names = sorted(name for name, kind in takes.items() if kind is inspect.Parameter.KEYWORD_ONLY)
         settings = checks.sequence("settings", self.settings, "pairs of a name and a value")
         fits = all(isinstance(each, tuple) and len(each) == 2 for each in settings)
         fits = fits and sorted(str(name) for name, _ in settings) == names
@@ -123,24 +127,15 @@ class DiffusionPlan:
         Reference:
           Hugging Face diffusers 0.42.1: the models' own modules, and their pipelines.
         """
-        given = {"text": text, "references": references, "rate": rate}
         takes = {each.name: each.default is each.empty for each in _parameters(self.placement)}
         sizes: dict[str, Any] = {"shape": _parse_shape("shape", shape, self.placement)}
-        for name, value in given.items():
-            if name == "references":
-                value = checks.sequence(name, () if value is None else value, "(height, width)")
-                require(
-                    len(value) <= self.references,
-                    "{} must hold at most {} images for this model, got {}",
-                    name,
-                    self.references,
-                    len(value),
-                )
-                value = value or None
+        if images := _parse_references(self, references):
+            sizes["references"] = images
+        for name, value, parse in (("text", text, _parse_text), ("rate", rate, _parse_rate)):
             require(name in takes or value is None, "{} must not be given to this model, got {!r:.60}", name, value)
             require(value is not None or not takes.get(name), "{} must be given for this model, got None", name)
             if value is not None:
-                sizes[name] = _PARSERS[name](self, value)
+                sizes[name] = parse(self, value)
         parts = PLACEMENTS[self.placement](**sizes, **dict(self.settings))
         if not self.text_first:
             parts = [*parts[1:], parts[0]]
@@ -188,7 +183,7 @@ class DiffusionPlan:
         message = "a plan must have frequencies to rotate: its model adds rows of a table, see positions and learned"
         require(self.learned or frequencies.dim, message)
         x, width = checks.floats("x", x, (..., "head_dim"), static_axes=(-1,)), self.head_dim
-        merged = " of all heads, which rotate as one with head_axis=None" * (self.placement[:3] == "ltx")
+        merged = " of all heads, which rotate as one with head_axis=None" * self.placement.startswith("ltx")
         require(x.shape[-1] == width, "x must have {} features{}, got shape {}", width, merged, x.shape)
         if self.learned:
             require_type(isinstance(parameters, Mapping | None), "parameters", "a mapping to arrays", parameters)
@@ -226,7 +221,11 @@ def _parse_shape(name: str, value: Any, placement: str) -> tuple[int, ...]:
 def _parse_text(plan: DiffusionPlan, value: Any) -> Any:
     if plan.placement != "qwen_image_21":
         return limited("text", checks.integer("text", value, 0))
-    lengths = [value] if isinstance(value, int) else checks.sequence("text", value, "integers, one before each image")
+    lengths = (
+        [value]
+        if isinstance(value, (int, np.integer))
+        else checks.sequence("text", value, "integers, one before each image")
+    )
     return tuple(limited(f"text[{i}]", checks.integer(f"text[{i}]", n, 0)) for i, n in enumerate(lengths))
 
 
@@ -236,8 +235,11 @@ def limited(name: str, value: int) -> int:
     return value
 
 
-def _parse_references(plan: DiffusionPlan, value: Any) -> Any:
-    return tuple(_parse_shape(f"references[{i}]", image, "image") for i, image in enumerate(value))
+def _parse_references(plan: DiffusionPlan, value: Any) -> tuple[tuple[int, ...], ...]:
+    images = checks.sequence("references", () if value is None else value, "(height, width)")
+    message = "references must hold at most {} images for this model, got {}"
+    require(len(images) <= plan.references, message, plan.references, len(images))
+    return tuple(_parse_shape(f"references[{i}]", image, "image") for i, image in enumerate(images))
 
 
 def _parse_rate(plan: DiffusionPlan, value: Any) -> Fraction:
@@ -247,9 +249,6 @@ def _parse_rate(plan: DiffusionPlan, value: Any) -> Fraction:
     value = checks.positive("rate", value)
     near = Fraction(value).limit_denominator(1001)  # 24,000 / 1,001 frames per second
     return near if float(near) == value else Fraction(value)
-
-
-_PARSERS: Any = {"text": _parse_text, "references": _parse_references, "rate": _parse_rate}
 
 
 # Tokens

@@ -40,6 +40,11 @@ def repeated(count: int, *coordinates: int) -> Tokens:
     return Tokens(tuple(np.full(count, each) for each in coordinates), together=True)
 
 
+def counted(start: int, count: int) -> Tokens:
+    """Tokens that count in all three coordinates."""
+    return Tokens((np.arange(start, start + count),) * 3, together=True)
+
+
 def centred(side: int) -> range:
     """Whole numbers whose first half, with the middle one, is below 0."""
     return range(side // 2 - side, side // 2)
@@ -99,12 +104,11 @@ def qwen_image(shape: Shape, text: int, references: Sequence[Shape] = (), *, lay
     require(not layered or count == 1, "references must hold the condition image alone, got {} images", count)
     starts = [0, -1] if layered else range(count + 1)
     start = max([side // 2 for image in images for side in image[1:]] + [shape[0] * layered])
-    counted = np.arange(start, start + text)
     grids = [
         grid(range(first, first + image[0]), *map(centred, image[1:]))
         for first, image in zip(starts, images, strict=True)
     ]
-    return [Tokens((counted,) * 3, together=True), *grids]
+    return [counted(start, text), *grids]
 
 
 def qwen_image_21(shape: Shape, text: Sequence[int], references: Sequence[Shape] = ()) -> list[Tokens]:
@@ -115,8 +119,7 @@ def qwen_image_21(shape: Shape, text: Sequence[int], references: Sequence[Shape]
     images, start, tokens = [*references, shape], 0, []
     require(len(text) == len(images), "text must hold a length for each of {} images, got {}", len(images), text)
     for length, image in zip(text, images, strict=True):
-        tokens += [Tokens((np.arange(start, start + length),) * 3, together=True)]
-        tokens += [grid(start + length, *map(centred, image[1:]))]
+        tokens += [counted(start, length), grid(start + length, *map(centred, image[1:]))]
         start += length + max(image[1:])
     return tokens
 
@@ -137,7 +140,7 @@ def ideogram4(shape: Shape, text: int) -> list[Tokens]:
     """Text counts in all coordinates, and the image from 65,536 in all."""
     first = 65_536
     require(text <= first, "text must end before the image, at {:,}, got {} tokens", first, text)
-    return [Tokens((np.arange(text),) * 3, together=True), grid(first, *(range(first, first + n) for n in shape[1:]))]
+    return [counted(0, text), grid(first, *(range(first, first + n) for n in shape[1:]))]
 
 
 def image(shape: Shape, text: int) -> list[Tokens]:
@@ -194,6 +197,8 @@ def cogvideox(shape: Shape, text: int, *, sides: tuple[int, int]) -> list[Tokens
 
 def kandinsky6(shape: Shape, references: Sequence[Shape] = ()) -> list[Tokens]:
     """Frame, row and column; the clean frame that an image gives comes last, at time 0."""
+    same = all(image[1:] == shape[1:] for image in references)
+    require(same, "references must hold a frame of the video, {}, got {}", shape[1:], references)
     return [*wan(shape), *(grid(0, *map(range, image[1:])) for image in references)]
 
 
@@ -210,7 +215,7 @@ def cosmos(shape: Shape, rate: Fraction | None = None) -> list[Tokens]:
     """Time in 1/24 second, row and column. A rate of 24 counts frames, as version 2.5 does."""
     message = "rate must be given for a video, got None for {} frames: 24 counts frames, as Cosmos 2.5 does"
     require(rate is not None or shape[0] == 1, message, shape[0])
-    frame = Fraction(SECOND, 24) if rate is None else SECOND / rate
+    frame = Fraction(SECOND) / (rate or 24)
     return [grid(exact([i * frame for i in range(shape[0])]), *map(range, shape[1:]))]
 
 
@@ -231,8 +236,7 @@ def ltx2(shape: Shape, rate: Fraction, *, steps: Shape, tops: Shape, offset: int
 
 def ltx2_time(shape: Shape, rate: Fraction, *, steps: Shape, tops: tuple[int], offset: int, scale: int) -> list[Tokens]:
     """Middle of frames in seconds, from half of 20 seconds."""
-    times = _middles(shape[0], steps[0], tops[0], offset, scale, 1 / rate)
-    return [grid(times.repeat(shape[1] * shape[2]))]
+    return [grid(_middles(shape[0], steps[0], tops[0], offset, scale, 1 / rate).repeat(shape[1] * shape[2]))]
 
 
 def ltx2_audio(
