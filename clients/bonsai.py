@@ -18,7 +18,7 @@ from bonsai.models.sam2 import model_positional_encoding as sam2
 from bonsai.models.umt5 import modeling as umt5
 from bonsai.utils import rope
 
-from clients.harness import Replaced, Timed, Trial, layer, parameters, tokens
+from clients.harness import Far, Replaced, Timed, Trial, layer, parameters, tokens
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -92,6 +92,7 @@ REPLACED = [
     Replaced(sam2, "apply_rotary_enc", apply_rotary_enc, _pair),
     Replaced(umt5.UMT5Attention, "compute_bias", compute_bias, lambda self, q, k: jnp.zeros((1, self.n_heads, q, k))),
 ]
+FAR = Far(lambda x, at: qwen3.apply_rope(x, *qwen3._generate_pos_embeddings(at, 64, 500_000)))
 ROOT = Path(bonsai.__file__).parents[1]
 PACKAGE = "jax-ml/bonsai"
 TESTS: list[str] = []  # they compare with PyTorch, and most load weights from a hub

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from clients.harness import Replaced, Timed, Trial, drawn
+from clients.harness import Far, Replaced, Timed, Trial, drawn
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -23,6 +23,15 @@ def rotary(self, x, *, key=None):  # RotaryPositionalEmbedding, of one head (seq
 # --8<-- [end:copy]
 
 REPLACED = [Replaced(eqx.nn.RotaryPositionalEmbedding, "__call__", rotary, lambda self, x, **_: x)]
+
+
+def _far(x, at):
+    """Of the whole sequence, since no positions are taken."""
+    whole = jnp.zeros((int(at.max()) + 1, 64)).at[at[0]].set(x[0, :, 0])
+    return eqx.nn.RotaryPositionalEmbedding(64, 500_000.0)(whole)[at[0]][None, :, None]
+
+
+FAR = Far(_far)
 PACKAGE = "equinox"
 TESTS = ["tests/test_nn.py"]  # of a checkout
 

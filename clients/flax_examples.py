@@ -24,7 +24,7 @@ import positional_embeddings
 import transformer
 import transformer_cfg
 
-from clients.harness import Replaced, Timed, Trial, causal, drawn, parameters, tokens
+from clients.harness import Far, Replaced, Timed, Trial, causal, drawn, parameters, tokens
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -72,6 +72,7 @@ REPLACED = [
     Replaced(wmt, "sinusoidal_init", sinusoidal_init, _none),
     Replaced(nlp_seq, "sinusoidal_init", interleaved_init, _none),
 ]
+FAR = Far(lambda x, at: positional_embeddings.apply_rope(x, at, 64, 500_000))
 PACKAGE = "google/flax"
 TESTS = [f"examples/gemma/{name}_test.py" for name in ("positional_embeddings", "modules", "transformer", "sampler")]
 

@@ -15,7 +15,7 @@ from gemma.gm.nn.gemma4 import _gemma4
 from gemma.gm.nn.gemma4.vision import _modules as vision
 from gemma.gm.nn.vision import _vision_utils
 
-from clients.harness import Replaced, Timed, Trial, causal, drawn, layer, tokens
+from clients.harness import Far, Replaced, Timed, Trial, causal, drawn, layer, tokens
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -44,6 +44,7 @@ REPLACED = [
     Replaced(_positional_embeddings, "apply_rope", apply_rope),
     Replaced(_vision_utils, "_posemb_sincos_2d", posemb_sincos_2d, _no_sinusoids),
 ]
+FAR = Far(lambda x, at: _positional_embeddings.apply_rope(x, at, base_frequency=500_000))
 PACKAGE = "gemma"
 TESTS = ["gemma/gm/math", "gemma/gm/nn"]  # of a checkout
 

@@ -66,6 +66,32 @@ class Timed(NamedTuple):
     arguments: tuple[Any, ...]
 
 
+class Far(NamedTuple):
+    """Their RoPE of a head of 64 with base 500,000, as Llama 3.2 1B has it: x (1, seq, 1, 64) at positions (1, seq)."""
+
+    call: Callable[..., Any]
+    layout: str = "half"
+
+
+OCTAVES = [2**i for i in range(24)] + [10_485_761]
+
+
+def errors(far: Far) -> list[float]:
+    """The largest error of cosines and sines in each octave of positions, at 128 of them and at both of its ends."""
+    rng = np.random.default_rng(0)
+    spans = zip(OCTAVES[:-1], OCTAVES[1:], strict=True)
+    at = np.array([[a, b - 1, *rng.integers(a, b, 128)] for a, b in spans], np.int32)
+    angle = at[..., None] * 500_000.0 ** (-np.arange(32) / 32)
+    want = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    # The rotation of (1, 0) in each pair
+    x = np.eye(2, dtype=np.float32)[0]
+    x = np.repeat(x, 32) if far.layout == "half" else np.tile(x, 32)
+    y = np.asarray(far.call(jnp.broadcast_to(x, (1, at.size, 1, 64)), jnp.asarray(at.reshape(1, -1))), np.float64)
+    y = y.reshape(*at.shape, 64)
+    got = y.reshape(*at.shape, 2, 32).swapaxes(-1, -2) if far.layout == "half" else y.reshape(*at.shape, 32, 2)
+    return np.abs(got - want).max(axis=(1, 2, 3)).tolist()
+
+
 @contextlib.contextmanager
 def put_in(replaced: Sequence[Replaced], kind: str = "ours") -> Iterator[None]:
     """Their functions are replaced by ours, by none ("deleted"), or by the "truth"."""

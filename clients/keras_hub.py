@@ -13,7 +13,7 @@ import keras_hub
 import numpy as np
 from keras_hub import layers
 
-from clients.harness import Replaced, Timed, Trial, drawn, layer
+from clients.harness import Far, Replaced, Timed, Trial, drawn, layer
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -62,6 +62,7 @@ REPLACED = [
     Replaced(layers.SinePositionEncoding, "call", sine_call, lambda self, x, *_, **__: jnp.zeros_like(x)),
     Replaced(layers.AlibiBias, "call", alibi_call, _same),
 ]
+FAR = Far(lambda x, at: layers.RotaryEmbedding(500_000)(x, positions=at))
 GUARD = 'keras.config.backend() == "jax"', ["import jax.numpy as jnp"]  # of the patch: other backends keep their lines
 PACKAGE = "keras-hub"
 TESTS = [

@@ -14,7 +14,7 @@ from levanter.layers import rotary as theirs
 from levanter.layers.attention_mask import AttentionMask
 from levanter.models.llama import LlamaConfig, LlamaLMHeadModel
 
-from clients.harness import Replaced, Timed, Trial, drawn
+from clients.harness import Far, Replaced, Timed, Trial, drawn
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -61,6 +61,17 @@ REPLACED = [
     Replaced(theirs.Llama3RotaryEmbeddings, "__call__", llama3, _same),
     Replaced(theirs.YarnRotaryEmbeddings, "__call__", yarn, _same),
 ]
+
+
+def _far(x, at):
+    batch, seq, heads, width = (
+        hax.Axis(name, n) for name, n in zip(("batch", "position", "heads", "head_size"), x.shape, strict=True)
+    )
+    rope = theirs.DefaultRotaryEmbeddingsConfig(500_000).build(width)
+    return rope(hax.named(x, (batch, seq, heads, width)), hax.named(at[0], seq)).array
+
+
+FAR = Far(_far)
 PACKAGE = "marin-levanter"
 TESTS = ["tests/test_rotary.py", "tests/test_llama.py"]  # of a checkout
 

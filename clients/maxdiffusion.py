@@ -19,7 +19,7 @@ from maxdiffusion.models.ltx_video.transformers import transformer3d
 from maxdiffusion.models.wan.transformers import transformer_wan
 from maxdiffusion.models.z_image import transformer_z_image
 
-from clients.harness import Replaced, Timed, Trial, drawn, layer, parameters
+from clients.harness import Far, Replaced, Timed, Trial, drawn, layer, parameters
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -165,6 +165,15 @@ REPLACED = [
     Replaced(transformer3d.FreqsCisPrecomputer, "__call__", ltx, _at_rest(ltx), _true_ltx),
     Replaced(attention_ltx2.LTX2RotaryPosEmbed, "__call__", ltx2, _at_rest(ltx2), _true_ltx2),
 ]
+
+
+def _far(x, at):
+    table = embeddings_flax.NNXFluxPosEmbed(500_000.0, (64,))(at[0, :, None])
+    heads = jnp.swapaxes(x, 1, 2)
+    return jnp.swapaxes(attention_flax.apply_rope(heads, heads, table)[0], 1, 2)
+
+
+FAR = Far(_far, layout="interleaved")
 ROOT = Path(maxdiffusion.__file__).parents[2]
 PACKAGE = "AI-Hypercomputer/maxdiffusion"
 TESTS = [  # those of Wan ask for the very bits of PyTorch

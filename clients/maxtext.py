@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from maxtext.layers import embeddings as theirs
 
-from clients.harness import Replaced, Timed, Trial, drawn, layer
+from clients.harness import Far, Replaced, Timed, Trial, drawn, layer
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -104,6 +104,10 @@ REPLACED += [
         lambda self, p: jnp.zeros((*p.shape, self.embedding_dims)),
     ),
 ]  # fmt: skip
+ON = {"min_timescale": 1, "fprop_dtype": jnp.float32, "mesh": None}
+FAR = Far(
+    theirs.LLaMARotaryEmbedding(**ON, max_timescale=500_000, embedding_dims=64, use_scale=False), layout="interleaved"
+)
 PACKAGE = "maxtext"
 TESTS = [
     f"tests/unit/{name}_test.py"

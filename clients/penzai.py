@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from penzai import pz
 
-from clients.harness import Replaced, Timed, Trial, layer
+from clients.harness import Far, Replaced, Timed, Trial, layer
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -22,6 +22,15 @@ def apply_1d(self, input_slice, position):  # ApplyRoPE._apply_1d, of one vector
 # --8<-- [end:copy]
 
 REPLACED = [Replaced(pz.nn.ApplyRoPE, "_apply_1d", apply_1d, lambda self, x, position: x)]
+
+
+def _far(x, at):
+    rope = pz.nn.ApplyRoPE(embedding_axis="feature", max_wavelength=500_000.0, positions_input_name="at")
+    axes = "batch", "position", "head", "feature"
+    return rope(pz.nx.wrap(x).tag(*axes), at=pz.nx.wrap(at).tag(*axes[:2])).unwrap(*axes)
+
+
+FAR = Far(_far)
 PACKAGE = "penzai"
 TESTS = ["tests/nn/embedding_test.py"]  # of a checkout
 

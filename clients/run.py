@@ -8,6 +8,7 @@ checkout.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.metadata
 import json
@@ -66,27 +67,55 @@ def version(client: Any) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def lines(client: str) -> int:
+    """How many lines the functions of a client have that are copied: their bodies, without comments."""
+    text = (Path(__file__).parent / f"{client}.py").read_text(encoding="utf-8")
+    text = text.partition("[start:copy]")[2].partition("[end:copy]")[0]
+    bodies = [
+        node.body[ast.get_docstring(node) is not None :]
+        for node in ast.parse(text.partition("\n")[2]).body
+        if hasattr(node, "body")
+    ]
+    copied = [text.splitlines()[body[0].lineno : body[-1].end_lineno + 1] for body in bodies]
+    return sum(bool(line.partition("#")[0].strip()) for body in copied for line in body)
+
+
+def short(value: float) -> str:
+    """A number with one digit: 3e-7."""
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+00", "")
+
+
+def name_of(written: dict[str, Any]) -> str:
+    """A codebase as people call it, without the owner of its repository."""
+    return {"marin-levanter": "Levanter", "google/flax": "Flax's examples"}.get(
+        written["package"], written["package"].partition("/")[2] or written["package"]
+    )
+
+
 def table() -> str:
     """The tables of all that is written in results/, without times, which depend on what else the machine does."""
-    head = "| codebase | model | outputs (noise) | gradients (noise) | moved, theirs | moved, ours |"
-    rows, wrong = ["For training:"], []
+    groups: list[list[str]] = []
+    wrong = []
     for name in NAMES:
         if name in (TRAINING[0], SERVING[0]):
-            rows += ["", "For serving:"] * (name == SERVING[0]) + ["", head, "| --- | --- | --- | --- | --- | --- |"]
+            groups.append(["| codebase | lines | outputs | gradients | moved |", "| --- | --- | --- | --- | --- |"])
         if not (path := RESULTS / f"{name}.json").exists():
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
-        version = written["version"].partition(".dev")[0]
-        for i, found in enumerate(written["models"]):
-            cells = [f"{written['package']} {version}" if i == 0 else "", found["model"]]
-            cells += [f"{found[key]:.0e} ({found[f'{key} noise']:.0e})" for key in ("outputs", "gradients")]
-            cells += [f"{found[key]:.0e}" if key in found else "" for key in ("moved theirs", "moved ours")]
-            rows.append(f"| {' | '.join(cells).replace('e-0', 'e-').replace('0e+00', '0')} |")
-            if "wrong" in found:
-                off = f"{found['outputs theirs']:.0e}".replace("e-0", "e-")
-                wrong.append(f"- {written['package']} {version}, {found['model']}: {found['wrong']} ({off})")
-    heading = ["", "Wrong there, so compared with float64; in brackets, how far the original's outputs are off:", ""]
-    return "\n".join(rows + (heading + wrong if wrong else [])) + "\n"
+        title, models = f"{name_of(written)} {written['version'].partition('.dev')[0]}", written["models"]
+        cells = [f"{title}, {len(models)} models", str(lines(name))]
+        cells += [short(max(found[key] for found in models)) for key in ("outputs", "gradients")]
+        moved = [[found[f"moved {whose}"] for found in models if "moved ours" in found] for whose in ("theirs", "ours")]
+        cells.append(" → ".join(short(max(each)) for each in moved if each))
+        groups[-1].append(f"| {' | '.join(cells)} |")
+        wrong += [
+            f"- {title}, {found['model']}: {found['wrong']} ({short(found['outputs theirs'])})"
+            for found in models
+            if "wrong" in found
+        ]
+    training, serving = ("\n".join(rows) for rows in groups)
+    heading = "Wrong there, so compared with float64; in brackets, how far the original's outputs are off:"
+    return "\n\n".join(["For training:", training, "For serving:", serving, heading, "\n".join(wrong)]) + "\n"
 
 
 def main() -> None:
@@ -97,7 +126,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, help="a checkout of the codebase, whose own tests are run")
     options = parser.parse_args()
     client = importlib.import_module(f"clients.{options.client}")
-    from clients.harness import run
+    from clients.harness import OCTAVES, errors, put_in, run
 
     models = []
     for trial, timed in client.trials():
@@ -105,6 +134,10 @@ def main() -> None:
             models.append(run(trial, client.REPLACED, timed))
             print(line(options.client, models[-1]), flush=True)
     if not options.only:
+        theirs = errors(client.FAR)
+        with put_in(client.REPLACED):
+            ours = errors(client.FAR)
+        print(f"{options.client}, of positions below {OCTAVES[-1]:,}: off by {max(ours):.0e}, theirs {max(theirs):.0e}")
         RESULTS.mkdir(exist_ok=True)
         written = {
             "about": f"{client.PACKAGE} with this library put in, beside itself; times are ours to theirs, on a CPU",
@@ -112,6 +145,7 @@ def main() -> None:
             + " -- --source DIR" * hasattr(client, "ROOT"),
             "package": client.PACKAGE,
             "version": version(client),
+            "far": {"from": OCTAVES[:-1], "theirs": theirs, "ours": ours},
             "models": models,
         }
         text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"

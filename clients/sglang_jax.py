@@ -19,7 +19,7 @@ from sgl_jax.srt.layers.embeddings import MRotaryEmbedding, RotaryEmbedding
 from sgl_jax.srt.models import llama
 
 from clients import truth
-from clients.harness import Replaced, Timed, Trial, layer, parameters, tokens, video
+from clients.harness import Far, Replaced, Timed, Trial, layer, parameters, tokens, video
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -85,6 +85,14 @@ REPLACED = [
     Replaced(RotaryEmbedding, "__call__", rotary, _none, _true_rotary),
     Replaced(MRotaryEmbedding, "__call__", rotary, _none, _true_rotary),
 ]
+
+
+def _far(x, at):
+    rope = embeddings.get_rope(64, 64, 16_777_216, 500_000, dtype=jnp.float32)
+    return rope(at[0], x[0], x[0])[0][None]
+
+
+FAR = Far(_far)
 ROOT = Path(sgl_jax.__file__).parents[1]
 PACKAGE = "sgl-project/sglang-jax"
 TESTS: list[str] = []  # those of positions ask for the bits of their own rounding to bfloat16

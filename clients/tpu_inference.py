@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from clients import truth
-from clients.harness import Replaced, Timed, Trial, layer, parameters, tokens, video
+from clients.harness import Far, Replaced, Timed, Trial, layer, parameters, tokens, video
 
 
 class _Empty(types.ModuleType):
@@ -76,10 +76,9 @@ def apply_rope(
     if positions.ndim == 3:  # cosines and sines of the patches of an image, for one or more images
         c, s = jnp.tile(positions, (len(inputs) // len(positions), 1, 1)).transpose(2, 0, 1)
         return pe.rotary(inputs, cos_sin=pe.CosSin(c, s, columns="pair"), **options)
-    renamed = {"scale_factor": "factor"}
-    settings = {renamed.get(name, name): value for name, value in (rope_scaling or {}).items()}
-    if rope_proportion != 1:
-        settings |= {"rope_type": "proportional", "partial_rotary_factor": rope_proportion}
+    settings = {"factor" if key == "scale_factor" else key: value for key, value in (rope_scaling or {}).items()}
+    proportional = {"rope_type": "proportional", "partial_rotary_factor": rope_proportion}
+    settings |= proportional if rope_proportion != 1 else {}
     f = frequencies_from_rope_parameters(head_dim, rope_theta, settings, axes=positions.ndim == 2)
     return pe.rotary(inputs, positions.T, f, **options)  # M-RoPE has (3, tokens)
 
@@ -93,10 +92,9 @@ def apply_longrope(
     max_position_embeddings,
     rope_theta=10000,
 ):
-    lists = rope_scaling["short_factor"], rope_scaling["long_factor"]
-    longest, original = max_position_embeddings, original_max_position_embeddings
-    scaled = {"original_max": original, "factor": longest / original, "length": longest}
-    f = pe.longrope(pe.geometric(head_dim, rope_theta), *lists, **scaled)
+    settings = rope_scaling | {"rope_type": "longrope", "max_position_embeddings": max_position_embeddings}
+    settings |= {"original_max_position_embeddings": original_max_position_embeddings}
+    f = frequencies_from_rope_parameters(head_dim, rope_theta, settings, length=max_position_embeddings)
     return pe.rotary(inputs, positions, f, head_axis=-2)
 
 
@@ -153,6 +151,7 @@ REPLACED = [
     Replaced(rope_interface, "apply_longrope", apply_longrope, truth=_true_longrope),
     Replaced(rope.Llama4VisionRotaryEmbedding, "__call__", vision, vision, _true_vision),
 ]
+FAR = Far(lambda x, at: rope_interface.apply_rope(x[0], at[0], 64, 500_000)[None])
 PACKAGE = "tpu-inference"
 TESTS = [f"tests/layers/jax/test_{name}.py" for name in ("rope", "rope_interface")]  # of a checkout
 

@@ -13,7 +13,7 @@ from tunix.models.llama3 import model as llama3
 from tunix.models.qwen2 import model as qwen2
 from tunix.models.qwen3 import model as qwen3
 
-from clients.harness import Replaced, Timed, Trial, causal, parameters, tokens
+from clients.harness import Far, Replaced, Timed, Trial, causal, parameters, tokens
 
 # --8<-- [start:copy]
 import posenc_jax as pe
@@ -56,6 +56,7 @@ REPLACED = [
     Replaced(qwen2, "_generate_pos_embeddings", generate_pos_embeddings, generate_pos_embeddings),
     Replaced(qwen2, "apply_rotary_embedding", apply_rotary_embedding),
 ]
+FAR = Far(lambda x, at: llama3.apply_rope(x, at, 64, 500_000))
 PACKAGE = "google-tunix"
 TESTS = ["tests/models"]  # of a checkout
 

@@ -78,6 +78,21 @@ def test_where_theirs_is_wrong_ours_is_compared_with_the_truth_until_they_mend_i
     assert not tried(right, unrotated, textbook, wrong=line)["passed"]  # mended
 
 
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_errors_of_far_positions(layout):
+    f = pe.geometric(64, 500_000)
+    rotate = lambda x, at: pe.rotary(x, at, f.with_precision("float32"), head_axis=-2, layout=layout)  # noqa: E731
+    theirs = harness.errors(harness.Far(rotate, layout))
+    assert theirs[0] < 1e-7 and 0.4 < theirs[-1] < 1 and theirs == sorted(theirs)
+    exact = lambda x, at: pe.rotary(x, at, f, head_axis=-2, layout=layout)  # noqa: E731
+    assert max(harness.errors(harness.Far(exact, layout))) < 9e-8
+    assert harness.errors(harness.Far(exact, "half" if layout == "interleaved" else "interleaved"))[0] > 0.1
+
+
+def test_the_lines_that_are_copied_are_counted():
+    assert run.lines("penzai") == 2
+
+
 def test_the_pins_the_workflow_and_the_table_have_the_same_clients():
     weekly = (ROOT / ".github/workflows/weekly.yml").read_text("utf-8")
     pins = tomllib.loads((ROOT / "clients/pins.toml").read_text("utf-8"))
