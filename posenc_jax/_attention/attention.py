@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from posenc_jax._attention import blockwise
 from posenc_jax._attention.parser import (
+    check_positions,
     parse_attributes,
     parse_bias,
     parse_data,
@@ -25,6 +26,7 @@ from posenc_jax._attention.parser import (
 )
 from posenc_jax._attention.tiles import Operands, Settings
 from posenc_jax._jax import checks, sharding
+from posenc_jax._jax.calls import NoneType, parsed_once
 from posenc_jax._jax.errors import public
 from posenc_jax._jax.primitives import varying
 
@@ -63,6 +65,19 @@ def attention(
     query: ArrayLike, key: ArrayLike, value: ArrayLike, *, return_residual: Literal[True], **options: Unpack[_Options]
 ) -> tuple[jax.Array, jax.Array]: ...
 @public
+@parsed_once(
+    check=check_positions,
+    bias=(NoneType,),
+    query_data=(NoneType,),
+    key_data=(NoneType,),
+    causal=(bool,),
+    window=(tuple, int, NoneType),
+    logits_soft_cap=(float, int, NoneType),
+    scale=(float, int, NoneType),
+    block_size=(int,),
+    implementation=(NoneType,),
+    return_residual=(bool,),
+)
 def attention(
     query: ArrayLike,
     key: ArrayLike,

@@ -64,11 +64,11 @@ def _forward(settings: Settings, *leaves: Any) -> list[jax.Array]:
 
             return tiles.visit_or_skip(settings, tile, visit, lambda: sums), None
 
-        (maximum, total, out), _ = lax.scan(step, _start(x, q), (keys, mask))
+        (maximum, total, out), _ = tiles.scan(step, _start(x, q), (keys, mask))
         total = jnp.where(total == 0, 1, total)  # 0 if the query sees no key
         return (out / total[..., None]).astype(q.dtype), total, maximum
 
-    out, total, maximum = lax.map(row, (queries, mask))
+    _, (out, total, maximum) = tiles.scan(lambda _, block: (None, row(block)), None, (queries, mask))
     length = x.query.shape[1]
     return [tiles.join(out, length), *(tiles.join(y, length, has_width=False) for y in (total, maximum))]
 
@@ -144,14 +144,15 @@ def tangent(settings: Settings, leaves: Sequence[Any], outputs: Any, tangents: S
             terms = tiles.recomputed(settings, tile, visit, lambda: zeros)
             return jax.tree.map(jnp.add, sums, terms), None
 
-        (d_total, d_out, same_out), _ = lax.scan(step, zeros, ((keys, mask), d_keys))
+        (d_total, d_out, same_out), _ = tiles.scan(step, zeros, ((keys, mask), d_keys))
         # The output is summed again, by the same roundings, so that what is common to all ṡ cancels.
         d_out -= d_total[..., None] * same_out
         if sink_term is not None:
             d_total, d_out = d_total + sink_term, d_out - sink_term[..., None] * out.astype(d_out.dtype)
         return d_out.astype(out.dtype), d_total
 
-    d_out, d_total = lax.map(row, ((queries, mask), d_queries, per_query, maxima))
+    blocks = (queries, mask), d_queries, per_query, maxima
+    _, (d_out, d_total) = tiles.scan(lambda _, block: (None, row(block)), None, blocks)
     length = x.query.shape[1]
     return [tiles.join(d_out, length), tiles.join(d_total, length, has_width=False) * total]
 
@@ -222,19 +223,20 @@ def transpose(
 
             d_queries, sums = carry
             by_query, by_key = tiles.recomputed(settings, tile, visit, skip)
-            d_queries = jax.tree.map(lambda d, new: d.at[i].add(new), d_queries, by_query)
+            add = lambda d, new: d + new[None] if len(d) == 1 else d.at[i].add(new)  # noqa: E731
+            d_queries = jax.tree.map(add, d_queries, by_query)
             return (d_queries, jax.tree.map(jnp.add, sums, by_key)), None
 
         d_queries, d_arrays = carry
         index = jnp.arange(len(queries[0]), dtype=jnp.int32)
         sums = (*tiles.zeros((*columns, _flagged(k_data, flags.key_data))), d_arrays)
-        (d_queries, (dk, dv, dk_data, d_arrays)), _ = lax.scan(step, (d_queries, sums), (index, blocks, mask))
+        (d_queries, (dk, dv, dk_data, d_arrays)), _ = tiles.scan(step, (d_queries, sums), (index, blocks, mask))
         rows = (jnp.swapaxes(d, -1, -2).astype(k.dtype) for d in (dk * settings.scale, dv))
         return (d_queries, d_arrays), (*rows, dk_data)
 
     q, q_data, _ = queries
     start = tiles.zeros(((q, _flagged(q_data, flags.query_data)), _flagged(x.arrays, flags.arrays)))
-    ((dq, dq_data), d_arrays), (dk, dv, dk_data) = lax.scan(
+    ((dq, dq_data), d_arrays), (dk, dv, dk_data) = tiles.scan(
         column, start, (keys, mask if mask is None else jnp.swapaxes(mask, 0, 1))
     )
     index: Operands = settings.tree.unflatten(range(len(leaves)))

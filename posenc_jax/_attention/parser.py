@@ -146,18 +146,44 @@ def parse_attributes(
     has_segments = segments[0] is not None
     masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
     may_return = are_counted or is_ordered or has_segments or has_data or masks_by_query
-    if not may_return and (settings.causal or settings.window[1] is not None):
-        remedy = (
-            "query_segments and key_segments for documents and padding (ones, if all may see each other), a mask of "
-            "queries and keys"
-        )
-        if settings.causal:
-            remedy += ", slots as query_order and key_order, or positions as orders for streams that share their time"
-        reject_returning_positions(*positions, mask, settings.window[0], "key_positions", remedy)
+    if not may_return:
+        _reject_packed_rows(*positions, mask, settings.causal, settings.window)
     attributes = (_flatten_batch(pair, query.shape[:-3]) for pair in (positions, segments, order))
     query_tokens, key_tokens = map(TokenAttributes, *attributes)
     skips = settings.masked or is_ordered or has_segments or mask is not None
+    skips &= any(x.shape[-3] > settings.block_size for x in (query, key))
     return settings._replace(skips=skips), query_tokens, key_tokens
+
+
+def check_positions(
+    query: Any,
+    *,
+    query_positions: Any = None,
+    key_positions: Any = None,
+    query_order: Any = None,
+    query_segments: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    window: Any = (None, None),
+    **_: Any,
+) -> None:
+    """What `parse_attributes` checks of concrete positions, of arguments that have been parsed; there are no data."""
+    masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
+    if query_positions is not None and query_order is None and query_segments is None and not masks_by_query:
+        _reject_packed_rows(query_positions, key_positions, mask, causal, window)
+
+
+def _reject_packed_rows(queries: Any, keys: Any, mask: Any, causal: bool, window: Any) -> None:
+    """Raises for key positions that return, under masks by which a query then sees the documents of others."""
+    if not causal and window[1] is None:
+        return
+    remedy = (
+        "query_segments and key_segments for documents and padding (ones, if all may see each other), a mask of "
+        "queries and keys"
+    )
+    if causal:
+        remedy += ", slots as query_order and key_order, or positions as orders for streams that share their time"
+    reject_returning_positions(queries, keys, mask, window[0], "key_positions", remedy)
 
 
 def parse_pair(attribute: str, pair: Pair, query: jax.Array, key: jax.Array) -> Pair:

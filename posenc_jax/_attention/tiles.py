@@ -193,6 +193,14 @@ def _masks_by_distance(settings: Settings, distance: jax.Array, after: jax.Array
     return masks
 
 
+def scan(step: Callable[..., Any], carry: Any, blocks: Any) -> tuple[Any, Any]:
+    """`jax.lax.scan`, but of one block no loop: it takes longer to compile than what it repeats."""
+    if jax.tree.leaves(blocks)[0].shape[0] > 1:
+        return lax.scan(step, carry, blocks)
+    carry, y = step(carry, jax.tree.map(lambda x: lax.squeeze(x, [0]), blocks))
+    return carry, jax.tree.map(lambda x: lax.expand_dims(x, [0]), y)
+
+
 def visit_or_skip(settings: Settings, tile: Tile, visit: Callable[[], Any], skip: Callable[[], Any]) -> Any:
     """Runs `visit` for a tile, or `skip` if the attributes of its tokens show that no query sees a key."""
     may_see = _may_see(settings, tile) if settings.skips else None
@@ -288,6 +296,8 @@ def _cut_attribute(settings: Settings, x: jax.Array) -> jax.Array:
         return _cut(settings, x, -1)
     # Pads with the last position: elsewhere the bias may not be finite, and its derivative would be 0 · NaN = NaN.
     # Edge padding by jnp.pad would slice the batch axis too, which may be sharded.
+    if x.shape[-1] == math.prod(grid(settings.block_size, x.shape[-1])):
+        return _cut(settings, x, -1)
     last = x[..., -1:]
     return _cut(settings, x - last, -1) + last[None]
 
@@ -304,8 +314,11 @@ def _cut(settings: Settings, x: jax.Array, axis: int = -2, padding: float = 0) -
     axis += x.ndim
     length = x.shape[axis]
     count, size = grid(settings.block_size, length)
-    widths = [(0, count * size - length if i == axis else 0) for i in range(x.ndim)]
-    x = jnp.pad(x, widths, constant_values=padding)
+    if count * size != length:
+        widths = [(0, count * size - length if i == axis else 0) for i in range(x.ndim)]
+        x = jnp.pad(x, widths, constant_values=padding)
+    if count == 1:
+        return x[None]
     return jnp.moveaxis(x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :]), axis, 0)
 
 

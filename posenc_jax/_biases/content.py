@@ -117,6 +117,10 @@ class Rows(NamedTuple):
     edges: tuple[int, ...]  # the least distance of each bucket after the first `edges[0]`, which have one distance each
     outside: Literal["nan", "zeros", "nearest"]  # the bias of offsets without a row
 
+    def fill(self, dtype: Any) -> np.ndarray:
+        """The bias of offsets without a row, unless it is that of the nearest."""
+        return np.asarray(0 if self.outside == "zeros" else np.nan, dtype)
+
     def indices(self, queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The index of the row nearest to each offset, (..., 1, queries, keys), and whether it is the offset's own."""
         distance, after = tile_difference(queries, keys)
@@ -172,6 +176,71 @@ def _content_bias(
 def _tile(
     rows: Rows, source: ContentSource, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
 ) -> jax.Array:
+    by_pairs = functools.partial(_by_pairs, rows, source)
+    n, m = queries.shape[-1], keys.shape[-1]
+    shares_positions = math.prod((*queries.shape[:-1], *keys.shape[:-1])) == 1
+    # Products with a row per offset pay if the table has about as many rows.
+    if not (shares_positions and isinstance(n, int) and isinstance(m, int) and n and m and n + m - 2 < 2 * rows.number):
+        return by_pairs(queries, keys, content, table)
+
+    def by_offsets_if_consecutive(*arrays: jax.Array) -> jax.Array:
+        consecutive = _are_consecutive(arrays[0]) & _are_consecutive(arrays[1])
+        return lax.cond(consecutive, functools.partial(_by_offsets, rows, source), by_pairs, *arrays)
+
+    # A TPU is slow at rows of another length, which move between its lanes.
+    return lax.platform_dependent(queries, keys, content, table, tpu=by_pairs, default=by_offsets_if_consecutive)
+
+
+def _are_consecutive(positions: jax.Array) -> jax.Array:
+    """Whether each position is one more than the one before it."""
+    steps = positions[..., 1:] - positions[..., :-1]
+    return jnp.all(steps == 1) & jnp.all(positions[..., -1] >= positions[..., 0])  # int32 wraps
+
+
+def _by_offsets(
+    rows: Rows, source: ContentSource, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
+) -> jax.Array:
+    """The tile of consecutive positions: products with a row for each offset, moved to the diagonals of the offsets."""
+    queries, keys = queries.reshape(-1), keys.reshape(-1)
+    tokens, others = (queries, keys) if source == "query" else (keys, queries)
+    n, m = len(tokens), len(others)
+    # The offsets of the first column, from its end, and of the first row
+    pairs = (tokens[::-1], others[:1]), (tokens[:1], others[1:])
+    indices = [rows.indices(*(pair if source == "query" else pair[::-1])) for pair in pairs]
+    row, in_table = (jnp.concatenate([x.reshape(-1) for x in each]) for each in zip(*indices, strict=True))
+    picked = jnp.moveaxis(jnp.take(table if table.ndim == 3 else table[:, None], row, axis=0, mode="clip"), 0, 1)
+    # A block of tokens meets fewer offsets than all of them.
+    size = next((size for size in range(128, 63, -1) if n % size == 0), n)
+    windows = [slice(start, start + size + m - 1) for start in range(n - size, -1, -size)]
+    picked = jnp.stack([picked[:, window] for window in windows], axis=1)
+    *batch, _, heads, width = content.shape
+    blocks = content.reshape(math.prod(batch), len(windows), size, heads, width).transpose(3, 1, 0, 2, 4)
+    # Axes of products that are shared come first: XLA:CPU is four times slower at others (JAX 0.12).
+    products = jnp.einsum("hsbnd,hsrd->hsbnr", blocks, picked, preferred_element_type=compute_dtype(content))
+    if rows.outside != "nearest":
+        inside = jnp.stack([in_table[window] for window in windows])[None, :, None, None]
+        products = jnp.where(inside, products, rows.fill(products.dtype))
+    result = jnp.moveaxis(_on_diagonals(products, m), 2, 0)  # (batch, heads, blocks, size, m)
+    result = result.reshape(*batch, result.shape[1], n, m)
+    return result if source == "query" else jnp.swapaxes(result, -1, -2)
+
+
+def _on_diagonals(x: jax.Array, m: int) -> jax.Array:
+    """y[a, b] = x[a, n - 1 - a + b] for x (..., n, n + m - 1), read in rows that are shorter by one.
+
+    Dai et al., "Transformer-XL", 2019, appendix B.
+    """
+    *batch, n, width = x.shape
+    if n == 1:
+        return x
+    flat = x.reshape(*batch, n * width)[..., n - 1 : n * width - 1]
+    return flat.reshape(*batch, n, width - 1)[..., :m]
+
+
+def _by_pairs(
+    rows: Rows, source: ContentSource, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
+) -> jax.Array:
+    """The tile of any positions: each pair selects its row."""
     row, in_table = rows.indices(queries, keys)
     if source == "key":
         row = jnp.swapaxes(row, -1, -2)
@@ -180,7 +249,7 @@ def _tile(
         result = jnp.swapaxes(result, -1, -2)
     if rows.outside == "nearest":
         return result
-    return jnp.where(in_table, result, np.asarray(0 if rows.outside == "zeros" else np.nan, result.dtype))
+    return jnp.where(in_table, result, rows.fill(result.dtype))
 
 
 def _selected_products(content: jax.Array, table: jax.Array, row: jax.Array) -> jax.Array:

@@ -11,10 +11,12 @@ import numpy as np
 from posenc_jax._frequencies.frequencies import Frequencies, from_base
 from posenc_jax._frequencies.parser import one_axis, parse_static
 from posenc_jax._jax import checks
+from posenc_jax._jax.calls import cached_by_value
 from posenc_jax._jax.errors import invalid, public, require
 
 
 @public
+@cached_by_value
 def axial(
     frequencies: Frequencies | int | Sequence[Frequencies | int],
     num_axes: int | None = None,
@@ -110,6 +112,7 @@ def _parse_axis(name: str, spectrum: Any, base: Any) -> Frequencies:
 
 
 @public
+@cached_by_value
 def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> Frequencies:
     r"""Joins spectra: the pairs of the first, then those of the second, ….
 
@@ -171,6 +174,7 @@ def _joined(spectra: Sequence[Frequencies], first: Sequence[int]) -> Frequencies
 
 
 @public
+@cached_by_value
 def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, interleaved: bool = False) -> Frequencies:
     r"""M-RoPE: divides the pairs of one spectrum among the coordinates of a position.
 

@@ -15,11 +15,13 @@ from posenc_jax._frequencies.frequencies import DECIMAL, Frequencies, from_base,
 from posenc_jax._frequencies.parser import parse_even_width, parse_growth
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import unwrap_array
+from posenc_jax._jax.calls import cached_by_value
 from posenc_jax._jax.errors import public, require
 from posenc_jax._jax.workarounds import compiled, positive_product
 
 
 @public
+@cached_by_value
 def ntk(dim: int, base: float, factor: float) -> Frequencies:
     r"""NTK-aware scaling: a larger base, $b' = b\,s^{r/(r-2)}$ for $r$ features.
 

@@ -16,6 +16,7 @@ from typing import Any
 from posenc_jax._frequencies.frequencies import DECIMAL, TWO_PI, Frequencies, from_base, limited
 from posenc_jax._frequencies.parser import one_axis, parse_even_width, parse_growth, parse_static
 from posenc_jax._jax import checks
+from posenc_jax._jax.calls import cached_by_value
 from posenc_jax._jax.errors import public, require
 from posenc_jax._numerics.fixed_point import CYCLE_BITS
 
@@ -51,6 +52,7 @@ def temperature(factor: float, mscale: float = 1.0) -> float:
 
 
 @public
+@cached_by_value
 def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies:
     r"""Position interpolation: slows every pair down by the same factor, $\omega'_i = \omega_i / s$.
 
@@ -78,6 +80,7 @@ def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies
 
 
 @public
+@cached_by_value
 def yarn(
     dim: int,
     base: float,
@@ -145,6 +148,7 @@ def yarn(
 
 
 @public
+@cached_by_value
 def longrope(
     frequencies: Frequencies | int,
     short_factor: Sequence[float],
@@ -210,6 +214,7 @@ def _parse_divisors(name: str, values: Any, pairs: int) -> list[Fraction]:
 
 
 @public
+@cached_by_value
 def llama3(
     frequencies: Frequencies | int,
     factor: float,
@@ -260,6 +265,7 @@ def llama3(
 
 
 @public
+@cached_by_value
 def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) -> Frequencies:
     r"""Gemma 4: keeps the fastest pairs of a whole head's spectrum; the other pairs do not rotate.
 
@@ -298,6 +304,7 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
 
 
 @public
+@cached_by_value
 def riflex(frequencies: Frequencies | int, length: int, *, pair: int) -> Frequencies:
     r"""RIFLEx: slows the pair after whose period a video repeats, so that it makes 0.9 cycles in a longer video.
 

@@ -119,7 +119,7 @@ def _transpose(name: str, transpose: Function, kernels: Kernels | None) -> Funct
 
         return run
 
-    @compiled(f"{name}_transpose", static_argnames=_STATIC)
+    @compiled(f"{name}_transpose", inline=False, static_argnames=_STATIC)
     def by_xla(*x: Any, settings: Any, **static: Any) -> Sequence[Any]:
         return _run(flat(transpose), settings, *x, **static)
 

@@ -66,7 +66,8 @@ def primitive(
     batching.fancy_primitive_batchers[new] = batch
     for platform, program in programs.items():
         rule = mlir.lower_fun(program, multiple_results=several)
-        mlir.register_lowering(new, _for_one_device(name, rule) if platform in kernels else rule, platform=platform)
+        rule = _for_one_device(name, rule) if platform in kernels else rule
+        mlir.register_lowering(new, rule, platform, inline=False)  # equal calls share one function
     set_jvp(new, lambda *both, **static: differentiated(functools.partial(programs[None], **static), *both))
     return new
 

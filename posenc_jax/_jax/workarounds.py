@@ -24,14 +24,14 @@ R = TypeVar("R")
 A = TypeVar("A", bound=tuple[Any, ...])  # a named tuple
 
 
-def compiled(name: str, **static: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function: `jax.jit` with these static arguments, inlined into other jitted functions.
+def compiled(name: str, *, inline: bool = True, **static: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function: `jax.jit` with these static arguments, by default inlined into other jitted functions.
 
     XLA rounds a fused program differently from its operations one by one: one way of evaluating gives one result.
     Profiles show the operations as posenc_jax.`name`.
     tests/unit/flax/test_nnx_and_linen.py::test_a_module_computes_its_function_and_both_stacks_have_one_gradient
     """
-    return lambda f: jax.jit(jax.named_scope(f"posenc_jax.{name}")(f), inline=True, **static)
+    return lambda f: jax.jit(jax.named_scope(f"posenc_jax.{name}")(f), inline=inline, **static)
 
 
 # Before 0.12, JAX lowers `optimization_barrier` to nothing on a CPU. With it, `sum_columns` takes one pass.

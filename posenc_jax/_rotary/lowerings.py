@@ -116,7 +116,7 @@ def sum_columns(r: Rotation) -> jax.Array:
     sin_cos = r.sin_cos(stored=True) if r.rotates_all else r.sin_cos_of_all_pairs()
     sine, cosine = (lax.expand_dims(each.astype(r.dtype), [axis]) for each in sin_cos)
     sine = -sine if r.settings.backward else sine
-    x1, x2 = (lax.expand_dims(member, [axis]) for member in split(r.x, r.settings.layout))
+    x1, x2 = split(r.x, r.settings.layout, keepdims=True)
     # A constant array would be one more buffer, which LLVM checks for overlap with y.
     first = lax.broadcasted_iota(np.int32, [2 if i == axis else 1 for i in range(r.x.ndim + 1)], axis) == 0
     y = two_products(x1, x2, jnp.where(first, cosine, sine), jnp.where(first, -sine, cosine), r.target)

@@ -2,6 +2,7 @@ r"""PRoPE: attention that sees where cameras stand, by matrices that act on quer
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, Literal
 
 import jax
@@ -13,6 +14,7 @@ from jax.typing import ArrayLike
 from posenc_jax._frequencies.parser import require_rows_fit
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
+from posenc_jax._jax.calls import NoneType, parsed_once
 from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled, product
 from posenc_jax._rotary.parser import parse_vectors
@@ -21,9 +23,27 @@ from posenc_jax._rotary.transforms import transform, transposed
 
 CameraRole = Literal["query", "key", "value", "output"]
 _TOLERANCE = 1e-3  # to which concrete cameras must be rigid
+_CHECKED: Any = weakref.WeakValueDictionary()  # cameras, by their id and the size of their images
+
+
+def _check_cameras(x: Any, extrinsics: Any, intrinsics: Any = None, *, image_size: Any = None, **_: Any) -> None:
+    """Raises for concrete cameras that are wrong. Layers share cameras, so each array is read once."""
+    for camera, check, size in ((extrinsics, _check_rigid, None), (intrinsics, _check_triangular, image_size)):
+        key = id(camera), size
+        if camera is None or not checks.is_concrete(camera) or _CHECKED.get(key) is camera:
+            continue
+        check(np.asarray(camera, np.float64), size)
+        _CHECKED[key] = camera
 
 
 @public
+@parsed_once(
+    check=_check_cameras,
+    role=(str,),
+    head_axis=(int, tuple, NoneType),
+    image_size=(tuple, int, float, NoneType),
+    width=(int, NoneType),
+)
 def prope(
     x: ArrayLike,
     extrinsics: ArrayLike,
@@ -98,10 +118,9 @@ def prope(
     x, heads, width = _parse_features(x, head_axis, width)
     size = _parse_size(image_size, intrinsics)
     extrinsics = _parse_camera("extrinsics", extrinsics, 4, x, heads)
-    _check_rigid(extrinsics)
     if intrinsics is not None:
         intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, heads)
-        _check_triangular(intrinsics, size)
+    _check_cameras(x, extrinsics, intrinsics, image_size=size)
     return x if not width else _prope(x, extrinsics, intrinsics, role=role, heads=heads, size=size, width=width)
 
 
@@ -141,15 +160,8 @@ def _parse_camera(name: str, value: Any, n: int, x: jax.Array, heads: tuple[int,
     return camera
 
 
-def _concrete_values(camera: jax.Array) -> np.ndarray | None:
-    """The values of a camera in float64, if they are concrete."""
-    return np.asarray(camera, np.float64) if checks.is_concrete(camera) else None
-
-
-def _check_rigid(extrinsics: jax.Array) -> None:
-    """Raises for concrete extrinsics that are not rigid motions: their inverse is computed as a transpose."""
-    if (values := _concrete_values(extrinsics)) is None:
-        return
+def _check_rigid(values: np.ndarray, _: Any) -> None:
+    """Raises for extrinsics that are not rigid motions: their inverse is computed as a transpose."""
     rotation = values[..., :3, :3]
     with np.errstate(all="ignore"):
         error = np.abs(rotation.swapaxes(-1, -2) @ rotation - np.eye(3)).max((-2, -1), initial=0)
@@ -166,10 +178,8 @@ def _check_rigid(extrinsics: jax.Array) -> None:
         require(fits, message, _TOLERANCE, error.flat[worst], distance.flat[worst])
 
 
-def _check_triangular(intrinsics: jax.Array, size: Any) -> None:
-    """Raises for concrete intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
-    if (values := _concrete_values(intrinsics)) is None:
-        return
+def _check_triangular(values: np.ndarray, size: Any) -> None:
+    """Raises for intrinsics that are not upper triangular with 1 in the corner, or have another unit."""
     below = np.abs(values[..., [1, 2, 2, 2], [0, 0, 1, 2]] - np.eye(4)[3]).max(initial=0)
     message = "intrinsics must be upper triangular with 1 in the corner, got an entry that is off by {:.2g}"
     require(below <= _TOLERANCE, message, below)

@@ -14,6 +14,7 @@ from posenc_jax._frequencies.angles import Angles, SinCosTable
 from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align
+from posenc_jax._jax.calls import NoneType, parsed_once
 from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import describe, invalid, public, require, require_type
 from posenc_jax._jax.workarounds import compiled
@@ -24,6 +25,14 @@ from posenc_jax._rotary.rotation import RotationSettings
 
 
 @public
+@parsed_once(
+    integers=["positions"],
+    frequencies=(Frequencies, int, NoneType),
+    head_axis=(int, tuple, NoneType),
+    layout=(str,),
+    part=(str,),
+    inverse=(bool,),
+)
 def rotary(
     x: ArrayLike,
     positions: ArrayLike | None = None,

@@ -60,11 +60,11 @@ def is_second(layout: Layout, dim: int) -> np.ndarray:
     return (index % 2 if layout == "interleaved" else index // (dim // 2)) == 1
 
 
-def split(x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array]:
-    """The first and the second feature of each pair, in the compute dtype."""
+def split(x: jax.Array, layout: Layout, *, keepdims: bool = False) -> tuple[jax.Array, jax.Array]:
+    """The first and the second feature of each pair, in the compute dtype; with `keepdims`, behind an axis of one."""
     axis, shape = (x.ndim - 1, (2, x.shape[-1] // 2)) if layout == "half" else (x.ndim, (x.shape[-1] // 2, 2))
     pairs = x.reshape(*x.shape[:-1], *shape)
-    first, second = (lax.index_in_dim(pairs, i, axis, keepdims=False).astype(compute_dtype(x)) for i in range(2))
+    first, second = (lax.index_in_dim(pairs, i, axis, keepdims).astype(compute_dtype(x)) for i in range(2))
     return first, second
 
 

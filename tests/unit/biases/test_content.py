@@ -209,6 +209,19 @@ def test_a_long_table_is_read_in_a_window_or_in_blocks(name, first):
     check("query", x, table, {"first": first} | ZEROS, i, i)
 
 
+@pytest.mark.parametrize(("source", "n", "m"), [("query", 192, 5), ("key", 192, 5), ("query", 5, 192), ("key", 1, 3)])
+def test_consecutive_tokens_in_blocks(source, n, m):
+    i, j = np.arange(9, 9 + n), np.arange(40, 40 + m)
+    tokens = normal(0, BATCH, n, HEADS, WIDTH)
+    i, j = (i, j) if source == "query" else (j, i)
+    check(source, tokens, normal(1, 500, HEADS, WIDTH), {"first": -200} | ZEROS, np.int32(i), np.int32(j))
+
+
+def test_positions_that_pass_the_highest_are_not_consecutive():
+    x, table, i = normal(0, 3, HEADS, WIDTH), normal(1, 9, HEADS, WIDTH), np.int32([HIGHEST - 1, HIGHEST, LOWEST])
+    check("query", x, table, ZEROS, i, i)
+
+
 def test_products_and_a_gather_select_the_same_entries():
     products, row = normal(0, 2, HEADS, 5, 9), np.random.default_rng(1).integers(0, 9, (2, 1, 5, 7)).astype(np.int32)
     want = np.take_along_axis(products, np.broadcast_to(row, (2, HEADS, 5, 7)), -1)

@@ -1,0 +1,155 @@
+"""Counts the operations of every public function: `python tests/tools/operations.py [--write] [--seconds]`.
+
+Of one call and of 64 equal ones, and of their gradients, in the StableHLO that JAX hands to a compiler, beside the
+plain formula in JAX. `--write` writes them to tests/operations.json, which tests/properties/test_operations.py holds.
+`--seconds` prints instead how long 64 calls take to trace, lower and compile, and a call outside `jax.jit`, beside a
+jitted identity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers.functions import Row, table
+
+PATH = Path(__file__).parents[1] / "operations.json"
+MANY = 64
+_OPERATION = re.compile(r" = \"?(?:stablehlo|chlo|func\.call|call)\b")
+
+
+def halves(x: Any, positions: Any, dim: int = 8) -> Any:
+    angles = positions[..., None, None].astype(jnp.float32) * 1e4 ** (-np.arange(0, dim, 2, np.float32) / dim)
+    (a, b), c, s = jnp.split(x, 2, -1), jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([a * c - b * s, b * c + a * s], -1)
+
+
+def sinusoids(positions: Any, dim: int = 8) -> Any:
+    angles = positions[..., None].astype(jnp.float32) * 1e4 ** (-np.arange(0, dim, 2, np.float32) / dim)
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(*positions.shape, dim)
+
+
+# The formulas as people write them, of the arguments of the same rows
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "sinusoidal": lambda positions, **_: sinusoids(positions),
+    "add_sinusoidal": lambda x, positions, **_: 2 * x + sinusoids(positions),
+    "cos_sin": lambda positions, **_: (jnp.cos(positions[..., None] * 0.1), jnp.sin(positions[..., None] * 0.1)),
+    "learned": lambda positions, table, **_: table[positions],
+    "fourier_features": lambda x, matrix, **_: jnp.concatenate(
+        [jnp.sin(2 * jnp.pi * x @ matrix), jnp.cos(2 * jnp.pi * x @ matrix)], -1
+    ),
+    "timestep_embedding": lambda timesteps, **_: sinusoids(timesteps),
+    "rotary": lambda x, positions, **_: halves(x, positions),
+    "xpos": lambda query, key, positions, **_: (halves(query, positions), halves(key, positions)),
+    "alibi": lambda query_positions, key_positions, **_: (
+        -np.float32([[[0.5]], [[0.25]]]) * abs(query_positions[:, None, :, None] - key_positions[:, None, None, :])
+    ),
+    "attention": lambda query, key, value, **_: jax.nn.dot_product_attention(query, key, value, is_causal=True),
+}
+
+
+def programs(row: Row, function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The program of one call and of many, of all arrays, and those of their gradients by the float32 arrays."""
+
+    def forward(count: int, *arrays: Any) -> list[Any]:
+        return [function(**row.filled(arrays)) for _ in range(count)]
+
+    def gradient(count: int, *arrays: Any) -> Any:
+        def loss(floats: Any) -> Any:
+            remaining = iter(floats)
+            given = [next(remaining) if x.dtype == np.float32 else x for x in arrays]
+            results = [x for x in jax.tree.leaves(forward(count, *given)) if jnp.issubdtype(x.dtype, jnp.floating)]
+            return sum(jnp.sum(x.astype(jnp.float32)) for x in results)
+
+        return jax.grad(loss)([x for x in arrays if x.dtype == np.float32])
+
+    kinds = {"forward": forward} | ({"gradient": gradient} if row.floats else {})
+    return {
+        f"{name} of {count}": lambda *arrays, f=f, count=count: f(count, *arrays)
+        for name, f in kinds.items()
+        for count in (1, MANY)
+    }
+
+
+def counted(program: Callable[..., Any], arrays: Any) -> int:
+    """The operations of a program, in all its functions."""
+    return len(_OPERATION.findall(jax.jit(program).lower(*arrays).as_text()))
+
+
+def functions() -> dict[str, tuple[Row, Callable[..., Any]]]:
+    """The rows of functions of arrays, but not their variants, and the formulas under names of their own."""
+    rows = {name: row for name, row in table().items() if row.arrays and "," not in name}
+    found = {name: (row, row.function) for name, row in rows.items()}
+    return found | {f"{name}, the formula": (rows[name], formula) for name, formula in FORMULAS.items()}
+
+
+def counts(row: Row, function: Callable[..., Any]) -> dict[str, int]:
+    """The operations of each of the programs."""
+    return {name: counted(program, row.arrays) for name, program in programs(row, function).items()}
+
+
+def seconds(row: Row, function: Callable[..., Any]) -> list[float]:
+    """Seconds to trace, to lower and to compile 64 calls, and microseconds of an eager call."""
+    jax.clear_caches()
+    times = [time.perf_counter()]
+    traced = jax.jit([*programs(row, function).values()][1]).trace(*row.arrays)
+    times.append(time.perf_counter())
+    lowered = traced.lower()
+    times.append(time.perf_counter())
+    lowered.compile()
+    times.append(time.perf_counter())
+    arrays = jax.device_put(row.arrays)
+    return [*np.diff(times), eager(lambda: function(**row.filled(arrays)))]
+
+
+def eager(call: Callable[[], Any], count: int = 30) -> float:
+    """The least microseconds of a call, of several rounds."""
+    rounds = []
+    jax.block_until_ready(call())
+    for _ in range(9):
+        began = time.perf_counter()
+        for _ in range(count):
+            result = call()
+        rounds.append((time.perf_counter() - began) / count)
+        jax.block_until_ready(result)
+    return 1e6 * min(rounds)
+
+
+def main() -> None:
+    """Prints the counts or the seconds of all functions."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--seconds", action="store_true")
+    options = parser.parse_args()
+    if options.seconds:
+        x, identity = jnp.ones(8), jax.jit(lambda x: x)
+        print(f"jitted identity: {eager(lambda: identity(x)):.1f} µs")
+    found = {}
+    for name, (row, function) in functions().items():
+        if options.seconds:
+            trace, lower, compilation, call = seconds(row, function)
+            text = f"trace {trace:.3f} s, lower {lower:.3f} s, compile {compilation:.2f} s, eager {call:.0f} µs"
+        else:
+            found[name] = counts(row, function)
+            text = ", ".join(f"{key} {count}" for key, count in found[name].items())
+        print(f"{name}: {text}", flush=True)
+    if options.write:
+        rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(each)}" for name, each in found.items())
+        PATH.write_text(f'{{\n "jax": "{".".join(jax.__version__.split(".")[:2])}",\n{rows}\n}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
