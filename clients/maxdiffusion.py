@@ -168,7 +168,8 @@ REPLACED = [
 
 
 def _far(x, at):
-    table = embeddings_flax.NNXFluxPosEmbed(500_000.0, (64,))(at[0, :, None])
+    ids = jnp.stack([at[0], jnp.zeros_like(at[0])], axis=-1)  # a model has several coordinates
+    table = [each[:, :64] for each in embeddings_flax.NNXFluxPosEmbed(500_000.0, (64, 64))(ids)]
     heads = jnp.swapaxes(x, 1, 2)
     return jnp.swapaxes(attention_flax.apply_rope(heads, heads, table)[0], 1, 2)
 
