@@ -1,9 +1,10 @@
 r"""Attention biases that are products of a token with the row of a table for the offset, for any tile of scores.
 
-The tokens of a tile are multiplied by rows of the table, and each product is selected by its offset. If the table has
-more rows than the tile has offsets, only the rows of these offsets are multiplied, provided that the positions are
-consecutive. Otherwise blocks of the table are multiplied, one after the other. So the products need no more memory than
-twice the scores of the tile.
+Of consecutive positions, the tokens of a tile are multiplied by a row for each offset, and the products are moved to
+the diagonals of the offsets. If all pairs have one row, tokens are multiplied by that row. Otherwise tokens are
+multiplied by rows of the table, and each product is selected by its offset: of more rows than the tile has offsets, by
+one window of them or by one block after the other. So the products need no more memory than twice the scores of the
+tile.
 """
 
 from __future__ import annotations
@@ -176,25 +177,51 @@ def _content_bias(
 def _tile(
     rows: Rows, source: ContentSource, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
 ) -> jax.Array:
-    by_pairs = functools.partial(_by_pairs, rows, source)
+    by_row, by_offsets, by_pairs = (functools.partial(f, rows, source) for f in (_by_row, _by_offsets, _by_pairs))
+    by_offsets = jax.checkpoint(by_offsets)  # otherwise the branch would store rows for its derivative
     n, m = queries.shape[-1], keys.shape[-1]
     shares_positions = math.prod((*queries.shape[:-1], *keys.shape[:-1])) == 1
-    # Products with a row per offset pay if the table has about as many rows.
-    if not (shares_positions and isinstance(n, int) and isinstance(m, int) and n and m and n + m - 2 < 2 * rows.number):
+    if not (shares_positions and isinstance(n, int) and isinstance(m, int) and n and m):
         return by_pairs(queries, keys, content, table)
 
-    def by_offsets_if_consecutive(*arrays: jax.Array) -> jax.Array:
-        consecutive = _are_consecutive(arrays[0]) & _are_consecutive(arrays[1])
-        return lax.cond(consecutive, functools.partial(_by_offsets, rows, source), by_pairs, *arrays)
+    def by_row_or_pairs(*arrays: jax.Array) -> jax.Array:
+        return lax.cond(_have_one_row(rows, *arrays[:2]), by_row, by_pairs, *arrays)
 
-    # A TPU is slow at rows of another length, which move between its lanes.
-    return lax.platform_dependent(queries, keys, content, table, tpu=by_pairs, default=by_offsets_if_consecutive)
+    def by_row_or_offsets_or_pairs(*arrays: jax.Array) -> jax.Array:
+        consecutive = _are_consecutive(arrays[0]) & _are_consecutive(arrays[1])
+        branch = jnp.where(_have_one_row(rows, *arrays[:2]), 0, jnp.where(consecutive, 1, 2))
+        return lax.switch(branch, (by_row, by_offsets, by_pairs), *arrays)
+
+    # Products with a row per offset pay if the table has about as many rows. A TPU is slow at rows of another length,
+    # which move between its lanes.
+    by_cases = by_row_or_offsets_or_pairs if n + m - 2 < 2 * rows.number else by_row_or_pairs
+    return lax.platform_dependent(queries, keys, content, table, tpu=by_row_or_pairs, default=by_cases)
 
 
 def _are_consecutive(positions: jax.Array) -> jax.Array:
     """Whether each position is one more than the one before it."""
     steps = positions[..., 1:] - positions[..., :-1]
     return jnp.all(steps == 1) & jnp.all(positions[..., -1] >= positions[..., 0])  # int32 wraps
+
+
+def _have_one_row(rows: Rows, queries: jax.Array, keys: jax.Array) -> jax.Array:
+    """Whether all pairs have one row: that of the least and of the largest offset, since rows are in order."""
+    (least, most), (first, last) = ((jnp.min(x).reshape(1), jnp.max(x).reshape(1)) for x in (queries, keys))
+    low, high = rows.indices(least, last), rows.indices(most, first)
+    return jnp.all((low[0] == high[0]) & (low[1] == high[1]))
+
+
+def _by_row(
+    rows: Rows, source: ContentSource, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
+) -> jax.Array:
+    """The tile of pairs that have one row."""
+    row, in_table = (x.reshape(()) for x in rows.indices(queries.reshape(-1)[:1], keys.reshape(-1)[:1]))
+    picked = lax.dynamic_index_in_dim(table if table.ndim == 3 else table[:, None], row, keepdims=False)
+    products = jnp.einsum("...nhd,hd->...hn", content, picked, preferred_element_type=compute_dtype(content))
+    if rows.outside != "nearest":
+        products = jnp.where(in_table, products, rows.fill(products.dtype))
+    products = products[..., None] if source == "query" else products[..., None, :]
+    return jnp.broadcast_to(products, (*products.shape[:-2], queries.shape[-1], keys.shape[-1]))
 
 
 def _by_offsets(
@@ -209,32 +236,37 @@ def _by_offsets(
     indices = [rows.indices(*(pair if source == "query" else pair[::-1])) for pair in pairs]
     row, in_table = (jnp.concatenate([x.reshape(-1) for x in each]) for each in zip(*indices, strict=True))
     picked = jnp.moveaxis(jnp.take(table if table.ndim == 3 else table[:, None], row, axis=0, mode="clip"), 0, 1)
-    # A block of tokens meets fewer offsets than all of them.
+    # A block of tokens meets fewer offsets than all of them. Its last token comes first, for `_on_diagonals`.
     size = next((size for size in range(128, 63, -1) if n % size == 0), n)
     windows = [slice(start, start + size + m - 1) for start in range(n - size, -1, -size)]
     picked = jnp.stack([picked[:, window] for window in windows], axis=1)
     *batch, _, heads, width = content.shape
-    blocks = content.reshape(math.prod(batch), len(windows), size, heads, width).transpose(3, 1, 0, 2, 4)
-    # Axes of products that are shared come first: XLA:CPU is four times slower at others (JAX 0.12).
-    products = jnp.einsum("hsbnd,hsrd->hsbnr", blocks, picked, preferred_element_type=compute_dtype(content))
+    blocks = content.reshape(math.prod(batch), len(windows), size, heads, width)[:, :, ::-1].transpose(3, 1, 0, 2, 4)
+    heads = max(heads, len(picked))
+    blocks, picked = (jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in (blocks, picked))
+    # One axis of products that are shared, and one of tokens: XLA:CPU is slower at several (JAX 0.12).
+    blocks = blocks.reshape(heads * len(windows), math.prod(batch) * size, width)
+    picked = picked.reshape(heads * len(windows), size + m - 1, width)
+    products = jnp.einsum("snd,srd->snr", blocks, picked, preferred_element_type=compute_dtype(content))
+    # Otherwise its derivative would compute the cotangent of each product twice.
+    products = lax.optimization_barrier(products)
+    products = products.reshape(heads, len(windows), math.prod(batch), size, size + m - 1)
     if rows.outside != "nearest":
         inside = jnp.stack([in_table[window] for window in windows])[None, :, None, None]
         products = jnp.where(inside, products, rows.fill(products.dtype))
-    result = jnp.moveaxis(_on_diagonals(products, m), 2, 0)  # (batch, heads, blocks, size, m)
-    result = result.reshape(*batch, result.shape[1], n, m)
+    result = jnp.moveaxis(_on_diagonals(products, m)[..., ::-1, :], 2, 0)  # (batch, heads, blocks, size, m)
+    result = result.reshape(*batch, heads, n, m)
     return result if source == "query" else jnp.swapaxes(result, -1, -2)
 
 
 def _on_diagonals(x: jax.Array, m: int) -> jax.Array:
-    """y[a, b] = x[a, n - 1 - a + b] for x (..., n, n + m - 1), read in rows that are shorter by one.
+    """y[a, b] = x[a, a + b] for x (..., n, n + m - 1), read in rows that are longer by one.
 
     Dai et al., "Transformer-XL", 2019, appendix B.
     """
     *batch, n, width = x.shape
-    if n == 1:
-        return x
-    flat = x.reshape(*batch, n * width)[..., n - 1 : n * width - 1]
-    return flat.reshape(*batch, n, width - 1)[..., :m]
+    flat = lax.pad(x.reshape(*batch, n * width), np.zeros((), x.dtype), [*((0, 0, 0) for _ in batch), (0, n, 0)])
+    return flat.reshape(*batch, n, width + 1)[..., :m]
 
 
 def _by_pairs(
