@@ -181,7 +181,9 @@ def _tile(
     by_offsets = jax.checkpoint(by_offsets)  # otherwise the branch would store rows for its derivative
     n, m = queries.shape[-1], keys.shape[-1]
     shares_positions = math.prod((*queries.shape[:-1], *keys.shape[:-1])) == 1
-    if not (shares_positions and isinstance(n, int) and isinstance(m, int) and n and m):
+    # Other branches than pairs store their tile, and pay where the table has about as many rows as the tile has offsets.
+    is_large = isinstance(n, int) and isinstance(m, int) and n and m and n + m - 2 < 2 * rows.number
+    if not (shares_positions and is_large):
         return by_pairs(queries, keys, content, table)
 
     def by_row_or_pairs(*arrays: jax.Array) -> jax.Array:
@@ -192,10 +194,10 @@ def _tile(
         branch = jnp.where(_have_one_row(rows, *arrays[:2]), 0, jnp.where(consecutive, 1, 2))
         return lax.switch(branch, (by_row, by_offsets, by_pairs), *arrays)
 
-    # Products with a row per offset pay if the table has about as many rows. A TPU is slow at rows of another length,
-    # which move between its lanes.
-    by_cases = by_row_or_offsets_or_pairs if n + m - 2 < 2 * rows.number else by_row_or_pairs
-    return lax.platform_dependent(queries, keys, content, table, tpu=by_row_or_pairs, default=by_cases)
+    # A TPU is slow at rows of another length, which move between its lanes.
+    return lax.platform_dependent(
+        queries, keys, content, table, tpu=by_row_or_pairs, default=by_row_or_offsets_or_pairs
+    )
 
 
 def _are_consecutive(positions: jax.Array) -> jax.Array:
