@@ -181,7 +181,7 @@ def _tile(
     by_offsets = jax.checkpoint(by_offsets)  # otherwise the branch would store rows for its derivative
     n, m = queries.shape[-1], keys.shape[-1]
     shares_positions = math.prod((*queries.shape[:-1], *keys.shape[:-1])) == 1
-    # Other branches than pairs store their tile, and pay where the table has about as many rows as the tile has offsets.
+    # Branches other than pairs store their tile. They pay where the table has about as many rows as the tile offsets.
     is_large = isinstance(n, int) and isinstance(m, int) and n and m and n + m - 2 < 2 * rows.number
     if not (shares_positions and is_large):
         return by_pairs(queries, keys, content, table)

@@ -13,6 +13,7 @@ from posenc_jax._frequencies.angles import Angles, features, pair_sines
 from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import parse, parse_positions
 from posenc_jax._jax import checks
+from posenc_jax._jax.calls import parsed_once
 from posenc_jax._jax.errors import public
 from posenc_jax._jax.workarounds import compiled
 
@@ -70,6 +71,7 @@ jax.export.register_pytree_node_serialization(
 
 
 @public
+@parsed_once(integers=["positions"], frequencies=(Frequencies, int), columns=(str,))
 def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *, columns: Columns = "pair") -> CosSin:
     r"""The cosines and the sines of RoPE, to compute once for all layers.
 

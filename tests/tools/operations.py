@@ -1,7 +1,8 @@
 """Counts the operations of every public function: `python tests/tools/operations.py [--write] [--seconds]`.
 
 Of one call and of 64 equal ones, and of their gradients, in the StableHLO that JAX hands to a compiler, beside the
-plain formula in JAX. `--write` writes them to tests/operations.json, which tests/properties/test_operations.py holds.
+plain formula in JAX. `--write` writes them to tests/operations.json, which tests/properties/test_operations.py holds,
+and to the page How fast.
 `--seconds` prints instead how long 64 calls take to trace, lower and compile, and a call outside `jax.jit`, beside a
 jitted identity.
 """
@@ -26,7 +27,8 @@ if __name__ == "__main__":
 
 from helpers.functions import Row, table
 
-PATH = Path(__file__).parents[1] / "operations.json"
+ROOT = Path(__file__).parents[2]
+PATH, PAGE = ROOT / "tests/operations.json", ROOT / "benchmarks/results/operations.md"
 MANY = 64
 _OPERATION = re.compile(r" = \"?(?:stablehlo|chlo|func\.call|call)\b")
 
@@ -55,7 +57,8 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "rotary": lambda x, positions, **_: halves(x, positions),
     "xpos": lambda query, key, positions, **_: (halves(query, positions), halves(key, positions)),
     "alibi": lambda query_positions, key_positions, **_: (
-        -np.float32([[[0.5]], [[0.25]]]) * abs(query_positions[:, None, :, None] - key_positions[:, None, None, :])
+        -np.float32(0.25 ** np.arange(1, 5)).reshape(4, 1, 1)
+        * abs(query_positions[:, None, :, None] - key_positions[:, None, None, :])
     ),
     "attention": lambda query, key, value, **_: jax.nn.dot_product_attention(query, key, value, is_causal=True),
 }
@@ -91,7 +94,7 @@ def counted(program: Callable[..., Any], arrays: Any) -> int:
 
 def functions() -> dict[str, tuple[Row, Callable[..., Any]]]:
     """The rows of functions of arrays, but not their variants, and the formulas under names of their own."""
-    rows = {name: row for name, row in table().items() if row.arrays and "," not in name}
+    rows = {name: row for name, row in table(heads=4).items() if row.arrays and "," not in name}
     found = {name: (row, row.function) for name, row in rows.items()}
     return found | {f"{name}, the formula": (rows[name], formula) for name, formula in FORMULAS.items()}
 
@@ -128,6 +131,17 @@ def eager(call: Callable[[], Any], count: int = 30) -> float:
     return 1e6 * min(rounds)
 
 
+def markdown(found: dict[str, dict[str, int]]) -> str:
+    """A table of the functions that have a formula here."""
+    kinds = [f"{kind} of {count}" for kind in ("forward", "gradient") for count in (1, MANY)]
+    lines = [f"| | {' | '.join(kinds)} |", "| --- |" + " --- |" * len(kinds)]
+    for name in FORMULAS:
+        ours, formula = found[name], found[f"{name}, the formula"]
+        cells = [f"{ours[kind]:,} ({formula[kind]:,})" if kind in ours else "" for kind in kinds]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Prints the counts or the seconds of all functions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -149,6 +163,7 @@ def main() -> None:
     if options.write:
         rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(each)}" for name, each in found.items())
         PATH.write_text(f'{{\n "jax": "{".".join(jax.__version__.split(".")[:2])}",\n{rows}\n}}\n', encoding="utf-8")
+        PAGE.write_text(markdown(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
