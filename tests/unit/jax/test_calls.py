@@ -35,6 +35,12 @@ def test_rotary_rejects_what_equals_a_right_argument(changed, error):
             pe.rotary(**right | changed)
 
 
+def test_true_is_no_axis_though_it_equals_one():
+    pe.rotary(X, AT[:2], 4, head_axis=1)
+    with pytest.raises(TypeError, match="^rotary: head_axis must be an integer"):
+        pe.rotary(X, AT[:2], 4, head_axis=True)
+
+
 def test_arrays_of_numpy_and_traced_ones_have_the_same_bits():
     want = pe.rotary(X, AT, 4, head_axis=None)
     for x, at in ((np.asarray(X), AT), (X, np.arange(6.0)), (X, np.arange(6, dtype=np.int8))):
