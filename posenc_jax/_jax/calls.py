@@ -27,7 +27,7 @@ def parsed_once(
 
     Parsing takes ten times as long as running a small program that is compiled. It is left out where types and settings
     alone decide whether arguments are valid: for arrays of JAX that are not traced, and settings of exactly the types
-    that `static` names (1, 1.0 and True are one key of a cache). Other calls run the function as it is.
+    that `static` names ((1,) and (True,) are one key of `jax.jit`). Other calls run the function as it is.
 
     Args:
       integers: the arguments whose values decide in every dtype but int32.

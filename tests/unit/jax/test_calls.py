@@ -35,12 +35,6 @@ def test_rotary_rejects_what_equals_a_right_argument(changed, error):
             pe.rotary(**right | changed)
 
 
-def test_true_is_no_axis_though_it_equals_one():
-    pe.rotary(X, AT[:2], 4, head_axis=1)
-    with pytest.raises(TypeError, match="^rotary: head_axis must be an integer"):
-        pe.rotary(X, AT[:2], 4, head_axis=True)
-
-
 def test_arrays_of_numpy_and_traced_ones_have_the_same_bits():
     want = pe.rotary(X, AT, 4, head_axis=None)
     for x, at in ((np.asarray(X), AT), (X, np.arange(6.0)), (X, np.arange(6, dtype=np.int8))):
@@ -55,6 +49,7 @@ def test_positions_of_attention_are_checked_in_every_call():
         pe.attention(q, q, q, query_positions=AT[:4], key_positions=AT[:4], causal=True)
         with pytest.raises(ValueError, match="^attention: key_positions must not return"):
             pe.attention(q, q, q, query_positions=packed, key_positions=packed, causal=True)
+    pe.attention(q, q, q, window=(1, None))
     with pytest.raises(TypeError, match=r"^attention: window\[0\] must be an integer"):
         pe.attention(q, q, q, window=(True, None))
 
