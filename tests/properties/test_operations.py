@@ -22,7 +22,7 @@ def test_no_more_operations_than_before(name):
 
 
 def test_every_function_has_its_counts():
-    assert [*operations.functions()] == [*WRITTEN]
+    assert [*operations.functions()] == [*WRITTEN], "write them: python tests/tools/operations.py --write"
     assert operations.PAGE.read_text("utf-8") == operations.markdown(WRITTEN)
 
 

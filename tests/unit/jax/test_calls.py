@@ -4,15 +4,24 @@ Each call comes twice, so that the second one finds the first in a cache.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import posenc_jax as pe
 
-X, AT = jnp.ones((2, 6, 4)), jnp.arange(6)
-POSE = jnp.eye(4)
-LENS = jnp.array([[9.0, 0, 5], [0, 9, 5], [0, 0, 1]])
+X, AT, FAR, POSE, WIDE, LENS, Q, FOUR, PACKED = jax.device_put(
+    (
+        np.ones((2, 6, 4), np.float32),
+        np.arange(6, dtype=np.int32),
+        np.arange(6, dtype=np.float32) + 2**31,
+        np.eye(4, dtype=np.float32),
+        2 * np.eye(4, dtype=np.float32),
+        np.float32([[9, 0, 5], [0, 9, 5], [0, 0, 1]]),
+        np.ones((1, 4, 1, 4), np.float32),
+        np.arange(4, dtype=np.int32),
+        np.int32([0, 1, 0, 1]),
+    )
+)
 VIEW = {"role": "query", "head_axis": None, "image_size": (10, 10)}
 
 
@@ -22,7 +31,7 @@ VIEW = {"role": "query", "head_axis": None, "image_size": (10, 10)}
         ({"inverse": 1}, TypeError),
         ({"head_axis": -2.0}, TypeError),
         ({"frequencies": True}, TypeError),
-        ({"positions": AT.astype(jnp.float32) + 2.0**31}, ValueError),
+        ({"positions": FAR}, ValueError),
         ({"x": np.ones((2, 6, 4), np.complex64)}, TypeError),
         ({"layout": "halves"}, ValueError),
     ],
@@ -43,22 +52,20 @@ def test_arrays_of_numpy_and_traced_ones_have_the_same_bits():
 
 
 def test_positions_of_attention_are_checked_in_every_call():
-    q = jnp.ones((1, 4, 1, 4))
-    packed = jnp.array([0, 1, 0, 1])
     for _ in range(2):
-        pe.attention(q, q, q, query_positions=AT[:4], key_positions=AT[:4], causal=True)
+        pe.attention(Q, Q, Q, query_positions=FOUR, key_positions=FOUR, causal=True)
         with pytest.raises(ValueError, match="^attention: key_positions must not return"):
-            pe.attention(q, q, q, query_positions=packed, key_positions=packed, causal=True)
-    pe.attention(q, q, q, window=(1, None))
+            pe.attention(Q, Q, Q, query_positions=PACKED, key_positions=PACKED, causal=True)
+    pe.attention(Q, Q, Q, window=(1, None))
     with pytest.raises(TypeError, match=r"^attention: window\[0\] must be an integer"):
-        pe.attention(q, q, q, window=(True, None))
+        pe.attention(Q, Q, Q, window=(True, None))
 
 
 def test_cameras_are_checked_in_every_call():
     for _ in range(2):
         pe.prope(X, POSE, LENS, **VIEW)
         with pytest.raises(ValueError, match="^prope: extrinsics must be rigid"):
-            pe.prope(X, 2 * POSE, LENS, **VIEW)
+            pe.prope(X, WIDE, LENS, **VIEW)
         with pytest.raises(ValueError, match="^prope: intrinsics must be in the unit"):
             pe.prope(X, POSE, LENS, **VIEW | {"image_size": (1000, 1000)})
 
