@@ -103,7 +103,7 @@ def table() -> str:
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
         title, models = f"{name_of(written)} {written['version'].partition('.dev')[0]}", written["models"]
-        cells = [f"{title}, {len(models)} models", str(lines(name))]
+        cells = [f"{title}, {len(models)} model{'s' * (len(models) > 1)}", str(lines(name))]
         cells += [short(max(found[key] for found in models)) for key in ("outputs", "gradients")]
         moved = [[found[f"moved {whose}"] for found in models if "moved ours" in found] for whose in ("theirs", "ours")]
         cells.append(" → ".join(short(max(each)) for each in moved if each))

@@ -177,27 +177,23 @@ def _content_bias(
 def _tile(
     rows: Rows, source: ContentSource, queries: jax.Array, keys: jax.Array, content: jax.Array, table: jax.Array
 ) -> jax.Array:
-    by_row, by_offsets, by_pairs = (functools.partial(f, rows, source) for f in (_by_row, _by_offsets, _by_pairs))
-    by_offsets = jax.checkpoint(by_offsets)  # otherwise the branch would store rows for its derivative
     n, m = queries.shape[-1], keys.shape[-1]
     shares_positions = math.prod((*queries.shape[:-1], *keys.shape[:-1])) == 1
     # Branches other than pairs store their tile. They pay where the table has about as many rows as the tile offsets.
     is_large = isinstance(n, int) and isinstance(m, int) and n and m and n + m - 2 < 2 * rows.number
+    by_pairs = functools.partial(_by_pairs, rows, source)
     if not (shares_positions and is_large):
         return by_pairs(queries, keys, content, table)
+    # Otherwise each branch would store what the derivatives of all branches read.
+    branches = [jax.checkpoint(functools.partial(f, rows, source)) for f in (_by_row, _by_offsets, _by_pairs)]
 
-    def by_row_or_pairs(*arrays: jax.Array) -> jax.Array:
-        return lax.cond(_have_one_row(rows, *arrays[:2]), by_row, by_pairs, *arrays)
-
-    def by_row_or_offsets_or_pairs(*arrays: jax.Array) -> jax.Array:
+    def by_positions(*arrays: jax.Array) -> jax.Array:
         consecutive = _are_consecutive(arrays[0]) & _are_consecutive(arrays[1])
         branch = jnp.where(_have_one_row(rows, *arrays[:2]), 0, jnp.where(consecutive, 1, 2))
-        return lax.switch(branch, (by_row, by_offsets, by_pairs), *arrays)
+        return lax.switch(branch, branches, *arrays)
 
     # A TPU is slow at rows of another length, which move between its lanes.
-    return lax.platform_dependent(
-        queries, keys, content, table, tpu=by_row_or_pairs, default=by_row_or_offsets_or_pairs
-    )
+    return lax.platform_dependent(queries, keys, content, table, tpu=by_pairs, default=by_positions)
 
 
 def _are_consecutive(positions: jax.Array) -> jax.Array:
