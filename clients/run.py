@@ -24,6 +24,8 @@ TRAINING = "maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "pen
 TRAINING += ("maxdiffusion",)
 SERVING = ("tpu_inference", "sglang_jax")
 NAMES = TRAINING + SERVING
+TITLES = ("MaxText", "Gemma", "Tunix", "Levanter", "Keras Hub", "Equinox", "Penzai", "Flax's examples", "Bonsai")
+TITLES += ("MaxDiffusion", "tpu-inference", "sglang-jax")
 
 
 def line(client: str, found: dict[str, Any]) -> str:
@@ -85,24 +87,17 @@ def short(value: float) -> str:
     return f"{value:.0e}".replace("e-0", "e-").replace("e+00", "")
 
 
-def name_of(written: dict[str, Any]) -> str:
-    """A codebase as people call it, without the owner of its repository."""
-    return {"marin-levanter": "Levanter", "google/flax": "Flax's examples"}.get(
-        written["package"], written["package"].partition("/")[2] or written["package"]
-    )
-
-
 def table() -> str:
     """The tables of all that is written in results/, without times, which depend on what else the machine does."""
     groups: list[list[str]] = []
     wrong = []
-    for name in NAMES:
+    for name, title in zip(NAMES, TITLES, strict=True):
         if name in (TRAINING[0], SERVING[0]):
             groups.append(["| codebase | lines | outputs | gradients | moved |", "| --- | --- | --- | --- | --- |"])
         if not (path := RESULTS / f"{name}.json").exists():
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
-        title, models = f"{name_of(written)} {written['version'].partition('.dev')[0]}", written["models"]
+        title, models = f"{title} {written['version'].partition('.dev')[0]}", written["models"]
         cells = [f"{title}, {len(models)} model{'s' * (len(models) > 1)}", str(lines(name))]
         cells += [short(max(found[key] for found in models)) for key in ("outputs", "gradients")]
         moved = [[found[f"moved {whose}"] for found in models if "moved ours" in found] for whose in ("theirs", "ours")]

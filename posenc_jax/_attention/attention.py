@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
@@ -26,7 +27,7 @@ from posenc_jax._attention.parser import (
 )
 from posenc_jax._attention.tiles import Operands, Settings
 from posenc_jax._jax import checks, sharding
-from posenc_jax._jax.calls import NoneType, parsed_once
+from posenc_jax._jax.calls import parsed_once
 from posenc_jax._jax.errors import public
 from posenc_jax._jax.primitives import varying
 

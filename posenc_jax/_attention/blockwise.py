@@ -21,6 +21,7 @@ For $s_{ij} = c\,q_i \cdot k_j$ that is $\bar q_i = c \sum_j \bar s_{ij} k_j$ an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -223,8 +224,7 @@ def transpose(
 
             d_queries, sums = carry
             by_query, by_key = tiles.recomputed(settings, tile, visit, skip)
-            add = lambda d, new: d + new[None] if len(d) == 1 else d.at[i].add(new)  # noqa: E731
-            d_queries = jax.tree.map(add, d_queries, by_query)
+            d_queries = jax.tree.map(functools.partial(_add_at, i), d_queries, by_query)
             return (d_queries, jax.tree.map(jnp.add, sums, by_key)), None
 
         d_queries, d_arrays = carry
@@ -254,6 +254,11 @@ def transpose(
         result[index.sinks] = cotangent_of_sinks(x, total, maximum, tiles.join(deltas, n, has_width=False))
     result |= {i: jnp.zeros_like(leaves[i]) for i in index.kernel}  # the cotangents of `arrays` are all of theirs
     return [result[i] for i, has in enumerate(has_tangent) if has]
+
+
+def _add_at(i: jax.Array, blocks: jax.Array, block: jax.Array) -> jax.Array:
+    """Adds to block i, without an index if it is the only one."""
+    return blocks + block[None] if len(blocks) == 1 else blocks.at[i].add(block)
 
 
 def _flagged(values: Sequence[Any], flags: Sequence[bool]) -> list[Any]:

@@ -13,11 +13,11 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from posenc_jax._attention.tiles import Operands, Settings, TokenAttributes, by_query_heads, grid
-from posenc_jax._biases.parser import parse_tile
+from posenc_jax._biases.parser import check_no_coordinates, parse_tile
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
 from posenc_jax._jax.errors import callback, invalid, require, require_type, wrong_type
-from posenc_jax._jax.primitives import retyped
+from posenc_jax._jax.primitives import retyped, varying
 
 
 def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -147,11 +147,15 @@ def parse_attributes(
     masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
     may_return = are_counted or is_ordered or has_segments or has_data or masks_by_query
     if not may_return:
-        _reject_packed_rows(*positions, mask, settings.causal, settings.window)
+        with_batch = mask
+        if mask is not None and len(mask) > 1:
+            with_batch = mask.reshape(*query.shape[:-3], *mask.shape[1:])
+        _reject_packed_rows(*positions, with_batch, settings.causal, settings.window)
     attributes = (_flatten_batch(pair, query.shape[:-3]) for pair in (positions, segments, order))
     query_tokens, key_tokens = map(TokenAttributes, *attributes)
     skips = settings.masked or is_ordered or has_segments or mask is not None
-    skips &= any(x.shape[-3] > settings.block_size for x in (query, key))
+    is_one_tile = all(x.shape[-3] <= settings.block_size for x in (query, key))
+    skips &= not is_one_tile or bool(varying(query))  # of keys in parts, whole parts may be hidden
     return settings._replace(skips=skips), query_tokens, key_tokens
 
 
@@ -168,6 +172,9 @@ def check_positions(
     **_: Any,
 ) -> None:
     """What `parse_attributes` checks of concrete positions, of arguments that have been parsed; there are no data."""
+    if query_positions is not None:
+        check_no_coordinates("query_positions", query_positions)
+        check_no_coordinates("key_positions", key_positions)
     masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
     if query_positions is not None and query_order is None and query_segments is None and not masks_by_query:
         _reject_packed_rows(query_positions, key_positions, mask, causal, window)

@@ -3,6 +3,7 @@ r"""The sinusoidal encoding and its addition to embeddings."""
 from __future__ import annotations
 
 import functools
+from types import NoneType
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from posenc_jax._frequencies.angles import Angles, features, is_shared
 from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
-from posenc_jax._jax.calls import NoneType, parsed_once
+from posenc_jax._jax.calls import parsed_once
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import public
 from posenc_jax._jax.workarounds import compiled, computed_where_used, materialized, product
@@ -80,7 +81,7 @@ def _sinusoidal(positions: jax.Array, frequencies: AnyFrequencies, *, layout: La
 
 
 @public
-@parsed_once(integers=["positions"], frequencies=(Frequencies, int, NoneType), layout=(str,), scale=(int, float))
+@parsed_once(integers=["positions"], frequencies=(Frequencies, int, NoneType), layout=(str,))
 def add_sinusoidal(
     x: ArrayLike,
     positions: ArrayLike | None = None,

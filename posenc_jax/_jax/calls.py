@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection
+from types import NoneType
 from typing import Any, TypeVar
 
 import jax
@@ -14,7 +16,6 @@ from jax.core import Tracer
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NoneType = type(None)
 # Of other dtypes, values decide whether an argument is valid.
 _INT32 = frozenset([np.dtype(np.int32)])
 _DTYPES = frozenset(map(np.dtype, (np.int32, np.bool_, np.float16, jnp.bfloat16, np.float32, np.float64)))
@@ -23,7 +24,7 @@ _DTYPES = frozenset(map(np.dtype, (np.int32, np.bool_, np.float16, jnp.bfloat16,
 def parsed_once(
     *, integers: Collection[str] = (), check: Callable[..., None] | None = None, **static: tuple[type, ...]
 ) -> Callable[[F], F]:
-    """Decorates a function of arrays: `jax.jit` keeps what it computes for arrays of a type and settings of a value.
+    """Decorates a function of arrays: `jax.jit` compiles it once for each type of the arrays and value of the settings.
 
     Parsing takes ten times as long as running a small program that is compiled. It is left out where types and settings
     alone decide whether arguments are valid: for arrays of JAX that are not traced, and settings of exactly the types
@@ -36,13 +37,16 @@ def parsed_once(
     """
 
     def decorate(f: F) -> F:
-        names = list(inspect.signature(f).parameters)
+        parameters = inspect.signature(f).parameters
+        names, positional = [*parameters], sum(each.kind != each.KEYWORD_ONLY for each in parameters.values())
         rules = {name: static.get(name, _INT32 if name in integers else _DTYPES) for name in names}
         jitted = jax.jit(f, static_argnames=[*static], inline=True)
 
         @functools.wraps(f)
         def call(*args: Any, **options: Any) -> Any:
             given = dict(zip(names, args, strict=False)) | options
+            if len(args) > positional:
+                return f(*args, **options)
             for name, x in given.items():
                 if not _is_known(x, rules.get(name, ())):
                     return f(*args, **options)
@@ -60,7 +64,7 @@ def _is_known(x: Any, rule: Collection[Any]) -> bool:
     """Whether x is a value of one of these types, or None or an array of one of these dtypes that is not traced."""
     of = type(x)
     if type(rule) is tuple:
-        return of in rule and (of is not tuple or all(type(each) in rule for each in x))
+        return of in rule and (of is not tuple or all(type(each) in rule and type(each) is not tuple for each in x))
     return x is None or _is_array(of) and x.dtype in rule
 
 
@@ -71,9 +75,9 @@ def _is_array(of: type) -> bool:
 
 
 def cached_by_value(f: F) -> F:
-    """Decorates a function of plain values: equal ones, of equal types, give the object that the first call gave.
+    """Decorates a function of plain values: an equal call, with values of equal types, gives the object of the first.
 
-    Calls with arrays, of which `dynamic_ntk` takes one, run the function as it is.
+    Calls with other values, such as arrays, run the function as it is.
     """
     cache: dict[Any, Any] = {}
 
@@ -83,7 +87,7 @@ def cached_by_value(f: F) -> F:
             key = _typed((args, *sorted(options.items())))
             if (found := cache.get(key)) is not None:
                 return found
-        except TypeError:  # not hashable
+        except TypeError:  # not plain
             return f(*args, **options)
         result = f(*args, **options)
         if len(cache) >= 256:
@@ -95,5 +99,9 @@ def cached_by_value(f: F) -> F:
 
 
 def _typed(x: Any) -> Any:
-    """A key of a value, which tells 1, 1.0 and True apart."""
-    return (type(x), *map(_typed, x)) if isinstance(x, (tuple, list)) else (type(x), x)
+    """A key of a plain value, which tells 1, 1.0 and True apart; raises TypeError for other values."""
+    if isinstance(x, (tuple, list)):
+        return (type(x), *map(_typed, x))
+    if not (isinstance(x, (int, float, str, NoneType, np.generic)) or dataclasses.is_dataclass(x)):
+        raise TypeError
+    return type(x), x

@@ -3,6 +3,7 @@ r"""PRoPE: attention that sees where cameras stand, by matrices that act on quer
 from __future__ import annotations
 
 import weakref
+from types import NoneType
 from typing import Any, Literal
 
 import jax
@@ -14,7 +15,7 @@ from jax.typing import ArrayLike
 from posenc_jax._frequencies.parser import require_rows_fit
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
-from posenc_jax._jax.calls import NoneType, parsed_once
+from posenc_jax._jax.calls import parsed_once
 from posenc_jax._jax.errors import public, require, require_type
 from posenc_jax._jax.workarounds import compiled, product
 from posenc_jax._rotary.parser import parse_vectors

@@ -3,6 +3,7 @@ r"""Rotary position embeddings (RoPE): rotate each feature pair of a query or ke
 from __future__ import annotations
 
 import dataclasses
+from types import NoneType
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from posenc_jax._frequencies.angles import Angles, SinCosTable
 from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align
-from posenc_jax._jax.calls import NoneType, parsed_once
+from posenc_jax._jax.calls import parsed_once
 from posenc_jax._jax.checks import Layout, RotatedPart
 from posenc_jax._jax.errors import describe, invalid, public, require, require_type
 from posenc_jax._jax.workarounds import compiled

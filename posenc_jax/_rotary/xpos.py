@@ -3,6 +3,7 @@ r"""xPos: rotary embeddings whose scores decay with distance."""
 from __future__ import annotations
 
 import math
+from types import NoneType
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from posenc_jax._frequencies.frequencies import AnyFrequencies, Frequencies
 from posenc_jax._frequencies.parser import dim_of, one_axis
 from posenc_jax._jax import checks
 from posenc_jax._jax.arrays import align, compute_dtype
-from posenc_jax._jax.calls import NoneType, parsed_once
+from posenc_jax._jax.calls import parsed_once
 from posenc_jax._jax.checks import Layout
 from posenc_jax._jax.errors import invalid, public
 from posenc_jax._jax.workarounds import compiled, positive_product, product
@@ -35,7 +36,6 @@ _EXP2 = tuple(np.float32(c) for c in (1, 0.69314706, 0.24022931, 0.05548528, 0.0
     integers=["positions", "key_positions"],
     frequencies=(Frequencies, int, NoneType),
     head_axis=(int, tuple, NoneType),
-    origin=(int,),
     scale_base=(int, float),
     gamma=(int, float),
     layout=(str,),

@@ -4,7 +4,7 @@ Of one call and of 64 equal ones, and of their gradients, in the StableHLO that 
 plain formula in JAX. `--write` writes them to tests/operations.json, which tests/properties/test_operations.py holds,
 and to the page How fast.
 `--seconds` prints instead how long 64 calls take to trace, lower and compile, and a call outside `jax.jit`, beside a
-jitted identity.
+jitted identity; and the same of layers of attention and of a decode step.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import posenc_jax as pe
 from helpers.functions import Row, table
 
 ROOT = Path(__file__).parents[2]
@@ -118,6 +119,36 @@ def seconds(row: Row, function: Callable[..., Any]) -> list[float]:
     return [*np.diff(times), eager(lambda: function(**row.filled(arrays)))]
 
 
+def layers(attend: Callable[..., Any], length: int, count: int = 24) -> list[float]:
+    """Seconds to trace, lower and compile layers of causal attention, and those with their gradients."""
+
+    def forward(q: Any, k: Any, v: Any) -> Any:
+        for _ in range(count):
+            q = attend(q, k, v)
+        return q
+
+    backward, x = jax.grad(lambda *x: jnp.sum(forward(*x)), argnums=(0, 1, 2)), jnp.ones((1, length, 4, 64))
+    times = []
+    for program in (forward, backward):
+        jax.clear_caches()
+        began = time.perf_counter()
+        jax.jit(program).lower(x, x, x).compile()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def in_models() -> None:
+    """Prints how long 24 layers of attention compile, beside dense ones, and how long a decode step takes eagerly."""
+    for length in (512, 2048):
+        ours = layers(lambda *x: pe.attention(*x, causal=True), length)
+        dense = layers(lambda *x: jax.nn.dot_product_attention(*x, is_causal=True), length)
+        texts = (f"{a:.2f} s ({a / b:.2f} of dense)" for a, b in zip(ours, dense, strict=True))
+        print(f"24 layers of attention, {length} tokens: forward {', with gradients '.join(texts)}", flush=True)
+    q, k, at = jnp.ones((1, 1, 1, 8)), jnp.ones((1, 4096, 1, 8)), jnp.arange(4096)[None]
+    places = {"query_positions": at[:, -1:], "key_positions": at, "causal": True}
+    print(f"a decode step of attention, 4,096 slots: eager {eager(lambda: pe.attention(q, k, k, **places)):.0f} µs")
+
+
 def eager(call: Callable[[], Any], count: int = 30) -> float:
     """The least microseconds of a call, of several rounds."""
     rounds = []
@@ -151,6 +182,7 @@ def main() -> None:
     if options.seconds:
         x, identity = jnp.ones(8), jax.jit(lambda x: x)
         print(f"jitted identity: {eager(lambda: identity(x)):.1f} µs")
+        in_models()
     found = {}
     for name, (row, function) in functions().items():
         if options.seconds:

@@ -154,6 +154,24 @@ def test_leading_axes_may_be_several_or_none():
     assert [y.shape for y in alone] == [(QUERIES, HEADS, VALUE_WIDTH), (QUERIES, HEADS)]
 
 
+def test_positions_are_checked_beside_a_key_mask_of_several_leading_axes():
+    at = np.tile(np.arange(8, dtype=np.int32), (2, 3, 1))
+    mask, x = np.ones((2, 3, 1, 1, 8), bool), np.ones((2, 3, 8, 1, 4), np.float32)
+
+    def attend(at, mask):
+        return jax.eval_shape(
+            lambda x: pe.attention(x, x, x, query_positions=at, key_positions=at, mask=mask, causal=True), x
+        )
+
+    assert attend(at, mask).shape == x.shape
+    packed = at.copy()
+    packed[1, 2, 4:] = range(4)
+    with pytest.raises(ValueError, match="^attention: key_positions must not return"):
+        attend(packed, mask)
+    mask[1, 2, ..., 4:] = False
+    attend(packed, mask)
+
+
 def results_and_gradients(case, x):
     """Results and residuals; and the cotangents of all arrays, if those of results are y and of residuals 1."""
     (y, residual), pull = jax.vjp(functools.partial(attend, case), x)

@@ -131,6 +131,11 @@ def test_sequences_may_be_empty(n, m):
     assert jax.eval_shape(f, normal(0, n, HEADS, WIDTH), normal(1, 1201, WIDTH)).shape == (HEADS, n, m)
 
 
+def test_there_may_be_no_heads():
+    i, x, table = np.arange(6), normal(0, 6, 0, WIDTH), normal(1, 21, WIDTH)
+    assert jax.eval_shape(lambda x: pe.content_bias(i, i, table, query=x), x).shape == (0, 6, 6)
+
+
 # DeBERTa's buckets
 
 

@@ -3,6 +3,8 @@
 Each call comes twice, so that the second one finds the first in a cache.
 """
 
+import collections
+
 import jax
 import numpy as np
 import pytest
@@ -56,6 +58,9 @@ def test_positions_of_attention_are_checked_in_every_call():
         pe.attention(Q, Q, Q, query_positions=FOUR, key_positions=FOUR, causal=True)
         with pytest.raises(ValueError, match="^attention: key_positions must not return"):
             pe.attention(Q, Q, Q, query_positions=PACKED, key_positions=PACKED, causal=True)
+    grid = jax.device_put(np.indices((2, 2), np.int32).reshape(2, 4).T)
+    with pytest.raises(ValueError, match="^attention: query_positions must be one number for each token"):
+        pe.attention(*[Q.reshape(4, 2, 1, 2)] * 3, query_positions=grid, key_positions=grid, window=(5, 5))
     pe.attention(Q, Q, Q, window=(1, None))
     with pytest.raises(TypeError, match=r"^attention: window\[0\] must be an integer"):
         pe.attention(Q, Q, Q, window=(True, None))
@@ -70,11 +75,26 @@ def test_cameras_are_checked_in_every_call():
             pe.prope(X, POSE, LENS, **VIEW | {"image_size": (1000, 1000)})
 
 
+def test_a_setting_by_position_raises_as_python_does():
+    with pytest.raises(TypeError, match=r"cos_sin\(\) takes 2 positional arguments but 3 were given"):
+        pe.cos_sin(AT, 8, "half")
+
+
+class Sections(collections.UserList):
+    """A sequence that compares and hashes by identity."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 def test_equal_spectra_are_one_object_and_equal_numbers_of_other_types_are_not():
     assert pe.linear_scaling(8, 2) is pe.linear_scaling(8, 2)
     assert pe.yarn(8, 1e4, factor=4, original_max=64) is pe.yarn(8, 1e4, factor=4, original_max=64)
     assert pe.linear_scaling(8, 2) != pe.linear_scaling(8, 3)
     pe.linear_scaling(8, 1), pe.axial((2, 6))
+    sections = Sections([2, 2])
+    before = pe.multi_section(8, sections)
+    sections[:] = [1, 3]
+    assert pe.multi_section(8, sections) == pe.multi_section(8, [1, 3]) != before
     with pytest.raises(TypeError, match="^linear_scaling: factor must be a number, got bool"):
         pe.linear_scaling(8, True)
     with pytest.raises(TypeError, match="^axial: "):
