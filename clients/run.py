@@ -93,13 +93,13 @@ def table() -> str:
     wrong = []
     for name, title in zip(NAMES, TITLES, strict=True):
         if name in (TRAINING[0], SERVING[0]):
-            groups.append(["| codebase | lines | outputs | gradients | moved |", "| --- | --- | --- | --- | --- |"])
+            groups.append(["| codebase | outputs, gradients | moved |", "| --- | --- | --- |"])
         if not (path := RESULTS / f"{name}.json").exists():
             continue
         written = json.loads(path.read_text(encoding="utf-8"))
         title, models = f"{title} {written['version'].partition('.dev')[0]}", written["models"]
-        cells = [f"{title}, {len(models)} model{'s' * (len(models) > 1)}", str(lines(name))]
-        cells += [short(max(found[key] for found in models)) for key in ("outputs", "gradients")]
+        cells = [f"{title}, {len(models)} model{'s' * (len(models) > 1)}, {lines(name)} lines"]
+        cells.append(", ".join(short(max(found[key] for found in models)) for key in ("outputs", "gradients")))
         moved = [[found[f"moved {whose}"] for found in models if "moved ours" in found] for whose in ("theirs", "ours")]
         cells.append(" → ".join(short(max(each)) for each in moved if each))
         groups[-1].append(f"| {' | '.join(cells)} |")
