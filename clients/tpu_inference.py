@@ -76,7 +76,7 @@ def apply_rope(
     if positions.ndim == 3:  # cosines and sines of the patches of an image, for one or more images
         c, s = jnp.tile(positions, (len(inputs) // len(positions), 1, 1)).transpose(2, 0, 1)
         return pe.rotary(inputs, cos_sin=pe.CosSin(c, s, columns="pair"), **options)
-    settings = {"factor" if key == "scale_factor" else key: value for key, value in (rope_scaling or {}).items()}
+    settings = {"factor" if k == "scale_factor" else k: v for k, v in (rope_scaling or {}).items()}
     proportional = {"rope_type": "proportional", "partial_rotary_factor": rope_proportion}
     settings |= proportional if rope_proportion != 1 else {}
     f = frequencies_from_rope_parameters(head_dim, rope_theta, settings, axes=positions.ndim == 2)
