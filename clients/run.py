@@ -83,8 +83,8 @@ def lines(client: str) -> int:
 
 
 def short(value: float) -> str:
-    """A number with one digit: 3e-7."""
-    return f"{value:.0e}".replace("e-0", "e-").replace("e+00", "")
+    """A number with one digit, 3e-7, whose hyphen ends no line."""
+    return f"{value:.0e}".replace("e-0", "e\N{NON-BREAKING HYPHEN}").replace("e+00", "")
 
 
 def table() -> str:

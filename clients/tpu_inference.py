@@ -92,9 +92,10 @@ def apply_longrope(
     max_position_embeddings,
     rope_theta=10000,
 ):
-    settings = rope_scaling | {"rope_type": "longrope", "max_position_embeddings": max_position_embeddings}
-    settings |= {"original_max_position_embeddings": original_max_position_embeddings}
-    f = frequencies_from_rope_parameters(head_dim, rope_theta, settings, length=max_position_embeddings)
+    longest, original = max_position_embeddings, original_max_position_embeddings
+    settings = {"max_position_embeddings": longest, "original_max_position_embeddings": original}
+    settings |= rope_scaling | {"rope_type": "longrope"}
+    f = frequencies_from_rope_parameters(head_dim, rope_theta, settings, length=longest)
     return pe.rotary(inputs, positions, f, head_axis=-2)
 
 
