@@ -83,12 +83,10 @@ def errors(far: Far) -> list[float]:
     at = np.array([[a, b - 1, *rng.integers(a, b, 128)] for a, b in spans], np.int32)
     angle = at[..., None] * 500_000.0 ** (-np.arange(32) / 32)
     want = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
-    # The rotation of (1, 0) in each pair
-    x = np.eye(2, dtype=np.float32)[0]
-    x = np.repeat(x, 32) if far.layout == "half" else np.tile(x, 32)
+    is_half, pair = far.layout == "half", np.float32([1, 0])
+    x = np.repeat(pair, 32) if is_half else np.tile(pair, 32)  # (1, 0) in each pair becomes its cosine and sine
     y = np.asarray(far.call(jnp.broadcast_to(x, (1, at.size, 1, 64)), jnp.asarray(at.reshape(1, -1))), np.float64)
-    y = y.reshape(*at.shape, 64)
-    got = y.reshape(*at.shape, 2, 32).swapaxes(-1, -2) if far.layout == "half" else y.reshape(*at.shape, 32, 2)
+    got = y.reshape(*at.shape, 2, 32).swapaxes(-1, -2) if is_half else y.reshape(*at.shape, 32, 2)
     return np.abs(got - want).max(axis=(1, 2, 3)).tolist()
 
 

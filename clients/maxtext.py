@@ -104,9 +104,11 @@ REPLACED += [
         lambda self, p: jnp.zeros((*p.shape, self.embedding_dims)),
     ),
 ]  # fmt: skip
-ON = {"min_timescale": 1, "fprop_dtype": jnp.float32, "mesh": None}
 FAR = Far(
-    theirs.LLaMARotaryEmbedding(**ON, max_timescale=500_000, embedding_dims=64, use_scale=False), layout="interleaved"
+    theirs.LLaMARotaryEmbedding(
+        min_timescale=1, max_timescale=500_000, mesh=None, embedding_dims=64, fprop_dtype=jnp.float32, use_scale=False
+    ),
+    layout="interleaved",
 )
 PACKAGE = "maxtext"
 TESTS = [

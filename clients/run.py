@@ -20,12 +20,20 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-TRAINING = "maxtext", "gemma", "tunix", "levanter", "keras_hub", "equinox", "penzai", "flax_examples", "bonsai"
-TRAINING += ("maxdiffusion",)
-SERVING = ("tpu_inference", "sglang_jax")
-NAMES = TRAINING + SERVING
-TITLES = ("MaxText", "Gemma", "Tunix", "Levanter", "Keras Hub", "Equinox", "Penzai", "Flax's examples", "Bonsai")
-TITLES += ("MaxDiffusion", "tpu-inference", "sglang-jax")
+TRAINING = {
+    "maxtext": "MaxText",
+    "gemma": "Gemma",
+    "tunix": "Tunix",
+    "levanter": "Levanter",
+    "keras_hub": "Keras Hub",
+    "equinox": "Equinox",
+    "penzai": "Penzai",
+    "flax_examples": "Flax's examples",
+    "bonsai": "Bonsai",
+    "maxdiffusion": "MaxDiffusion",
+}
+SERVING = {"tpu_inference": "tpu-inference", "sglang_jax": "sglang-jax"}
+NAMES = (*TRAINING, *SERVING)
 
 
 def line(client: str, found: dict[str, Any]) -> str:
@@ -72,13 +80,11 @@ def version(client: Any) -> str:
 def lines(client: str) -> int:
     """How many lines the functions of a client have that are copied: their bodies, without comments."""
     text = (Path(__file__).parent / f"{client}.py").read_text(encoding="utf-8")
-    text = text.partition("[start:copy]")[2].partition("[end:copy]")[0]
+    text = text.partition("[start:copy]\n")[2].partition("# --8<-- [end:copy]")[0]
     bodies = [
-        node.body[ast.get_docstring(node) is not None :]
-        for node in ast.parse(text.partition("\n")[2]).body
-        if hasattr(node, "body")
+        node.body[ast.get_docstring(node) is not None :] for node in ast.parse(text).body if hasattr(node, "body")
     ]
-    copied = [text.splitlines()[body[0].lineno : body[-1].end_lineno + 1] for body in bodies]
+    copied = [text.splitlines()[body[0].lineno - 1 : body[-1].end_lineno] for body in bodies]
     return sum(bool(line.partition("#")[0].strip()) for body in copied for line in body)
 
 
@@ -89,28 +95,31 @@ def short(value: float) -> str:
 
 def table() -> str:
     """The tables of all that is written in results/, without times, which depend on what else the machine does."""
-    groups: list[list[str]] = []
-    wrong = []
-    for name, title in zip(NAMES, TITLES, strict=True):
-        if name in (TRAINING[0], SERVING[0]):
-            groups.append(["| codebase | outputs, gradients | moved |", "| --- | --- | --- |"])
-        if not (path := RESULTS / f"{name}.json").exists():
-            continue
-        written = json.loads(path.read_text(encoding="utf-8"))
-        title, models = f"{title} {written['version'].partition('.dev')[0]}", written["models"]
-        cells = [f"{title}, {len(models)} model{'s' * (len(models) > 1)}, {lines(name)} lines"]
-        cells.append(", ".join(short(max(found[key] for found in models)) for key in ("outputs", "gradients")))
-        moved = [[found[f"moved {whose}"] for found in models if "moved ours" in found] for whose in ("theirs", "ours")]
-        cells.append(" → ".join(short(max(each)) for each in moved if each))
-        groups[-1].append(f"| {' | '.join(cells)} |")
-        wrong += [
-            f"- {title}, {found['model']}: {found['wrong']} ({short(found['outputs theirs'])})"
-            for found in models
-            if "wrong" in found
-        ]
-    training, serving = ("\n".join(rows) for rows in groups)
+    parts, wrong = [], []
+    for group, titles in {"training": TRAINING, "serving": SERVING}.items():
+        rows = ["| codebase | outputs, gradients | moved |", "| --- | --- | --- |"]
+        for name, title in titles.items():
+            if (path := RESULTS / f"{name}.json").exists():
+                written = json.loads(path.read_text(encoding="utf-8"))
+                title += f" {written['version'].partition('.dev')[0]}"
+                rows.append(row(title, lines(name), written["models"]))
+                wrong += [
+                    f"- {title}, {found['model']}: {found['wrong']} ({short(found['outputs theirs'])})"
+                    for found in written["models"]
+                    if "wrong" in found
+                ]
+        parts += [f"For {group}:", "\n".join(rows)]
     heading = "Wrong there, so compared with float64; in brackets, how far the original's outputs are off:"
-    return "\n\n".join(["For training:", training, "For serving:", serving, heading, "\n".join(wrong)]) + "\n"
+    return "\n\n".join([*parts, heading, "\n".join(wrong)]) + "\n"
+
+
+def row(title: str, count: int, models: list[dict[str, Any]]) -> str:
+    """A codebase in a row: its lines, and the largest differences of its models."""
+    cells = [f"{title}, {len(models)} model{'s' * (len(models) > 1)}, {count} lines"]
+    cells.append(", ".join(short(max(found[key] for found in models)) for key in ("outputs", "gradients")))
+    moved = [[found[f"moved {whose}"] for found in models if "moved ours" in found] for whose in ("theirs", "ours")]
+    cells.append(" → ".join(short(max(each)) for each in moved if each))
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -140,7 +149,7 @@ def main() -> None:
             + " -- --source DIR" * hasattr(client, "ROOT"),
             "package": client.PACKAGE,
             "version": version(client),
-            "far": {"from": OCTAVES[:-1], "theirs": theirs, "ours": ours},
+            "far": {"below": OCTAVES[1:], "theirs": theirs, "ours": ours},
             "models": models,
         }
         text = json.dumps(written, indent=1, ensure_ascii=False) + "\n"

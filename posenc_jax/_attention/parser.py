@@ -138,19 +138,16 @@ def parse_attributes(
     if is_ordered:
         require(settings.causal, "causal must be True if query_order and key_order are given, got False")
         settings = settings._replace(causal=False)
-    positions = parse_pair("positions", positions, query, key)
-    are_counted = positions[0] is None
-    if are_counted:
+    given = positions = parse_pair("positions", positions, query, key)
+    if given[0] is None:
         positions = _count_tokens(query, key, needed=settings.masked or has_bias)
     segments = parse_pair("segments", segments, query, key)
     has_segments = segments[0] is not None
-    masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
-    may_return = are_counted or is_ordered or has_segments or has_data or masks_by_query
-    if not may_return:
+    if not has_data:
         with_batch = mask
         if mask is not None and len(mask) > 1:
             with_batch = mask.reshape(*query.shape[:-3], *mask.shape[1:])
-        _reject_packed_rows(*positions, with_batch, settings.causal, settings.window)
+        _reject_packed_rows(query, given, order[0], segments[0], with_batch, settings.causal, settings.window)
     attributes = (_flatten_batch(pair, query.shape[:-3]) for pair in (positions, segments, order))
     query_tokens, key_tokens = map(TokenAttributes, *attributes)
     skips = settings.masked or is_ordered or has_segments or mask is not None
@@ -175,13 +172,19 @@ def check_positions(
     if query_positions is not None:
         check_no_coordinates("query_positions", query_positions)
         check_no_coordinates("key_positions", key_positions)
+    _reject_packed_rows(query, (query_positions, key_positions), query_order, query_segments, mask, causal, window)
+
+
+def _reject_packed_rows(
+    query: Any, positions: Pair, order: Any, segments: Any, mask: Any, causal: bool, window: Any
+) -> None:
+    """Raises for key positions that return, where no argument keeps a query from the documents of others.
+
+    Counted positions never return. Orders, segments and masks of queries hide documents, and so may the bias of data.
+    """
     masks_by_query = mask is not None and mask.shape[-2] == query.shape[-3]
-    if query_positions is not None and query_order is None and query_segments is None and not masks_by_query:
-        _reject_packed_rows(query_positions, key_positions, mask, causal, window)
-
-
-def _reject_packed_rows(queries: Any, keys: Any, mask: Any, causal: bool, window: Any) -> None:
-    """Raises for key positions that return, under masks by which a query then sees the documents of others."""
+    if positions[0] is None or order is not None or segments is not None or masks_by_query:
+        return
     if not causal and window[1] is None:
         return
     remedy = (
@@ -190,7 +193,7 @@ def _reject_packed_rows(queries: Any, keys: Any, mask: Any, causal: bool, window
     )
     if causal:
         remedy += ", slots as query_order and key_order, or positions as orders for streams that share their time"
-    reject_returning_positions(queries, keys, mask, window[0], "key_positions", remedy)
+    reject_returning_positions(*positions, mask, window[0], "key_positions", remedy)
 
 
 def parse_pair(attribute: str, pair: Pair, query: jax.Array, key: jax.Array) -> Pair:

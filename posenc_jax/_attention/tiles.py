@@ -194,7 +194,7 @@ def _masks_by_distance(settings: Settings, distance: jax.Array, after: jax.Array
 
 
 def scan(step: Callable[..., Any], carry: Any, blocks: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan`, but of one block no loop: it takes longer to compile than what it repeats."""
+    """`jax.lax.scan`; a single block runs without a loop, which takes longer to compile than its body."""
     if jax.tree.leaves(blocks)[0].shape[0] > 1:
         return lax.scan(step, carry, blocks)
     carry, y = step(carry, jax.tree.map(lambda x: lax.squeeze(x, [0]), blocks))
@@ -292,12 +292,10 @@ def _cut_data(settings: Settings, x: jax.Array) -> jax.Array:
 
 def _cut_attribute(settings: Settings, x: jax.Array) -> jax.Array:
     """Cuts an attribute of tokens into blocks."""
-    if x.dtype == np.bool_ or not x.shape[-1]:
+    if x.dtype == np.bool_ or not x.shape[-1] or x.shape[-1] == math.prod(grid(settings.block_size, x.shape[-1])):
         return _cut(settings, x, -1)
     # Pads with the last position: elsewhere the bias may not be finite, and its derivative would be 0 · NaN = NaN.
     # Edge padding by jnp.pad would slice the batch axis too, which may be sharded.
-    if x.shape[-1] == math.prod(grid(settings.block_size, x.shape[-1])):
-        return _cut(settings, x, -1)
     last = x[..., -1:]
     return _cut(settings, x - last, -1) + last[None]
 

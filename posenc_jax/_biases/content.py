@@ -25,7 +25,7 @@ from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype
 from posenc_jax._jax.errors import invalid, public, require
 from posenc_jax._jax.primitives import varying
-from posenc_jax._jax.workarounds import compiled
+from posenc_jax._jax.workarounds import compiled, separate_loop
 from posenc_jax._numerics.distances import tile_difference
 
 ContentSource = Literal["query", "key"]
@@ -242,12 +242,12 @@ def _by_offsets(
     blocks = content.reshape(math.prod(batch), len(windows), size, heads, width)[:, :, ::-1].transpose(3, 1, 0, 2, 4)
     heads = heads if len(picked) == 1 else len(picked)
     blocks, picked = (jnp.broadcast_to(x, (heads, *x.shape[1:])) for x in (blocks, picked))
-    # One axis of products that are shared, and one of tokens: XLA:CPU is slower at several (JAX 0.12).
+    # One axis of heads and blocks, and one of tokens: XLA:CPU multiplies more slowly with several (JAX 0.12).
     blocks = blocks.reshape(heads * len(windows), math.prod(batch) * size, width)
     picked = picked.reshape(heads * len(windows), size + m - 1, width)
     products = jnp.einsum("snd,srd->snr", blocks, picked, preferred_element_type=compute_dtype(content))
-    # Otherwise its derivative would compute the cotangent of each product twice.
-    products = lax.optimization_barrier(products)
+    # Its transpose keeps the cotangents of the products, which XLA would compute once for each of both factors.
+    products = separate_loop(products)
     products = products.reshape(heads, len(windows), math.prod(batch), size, size + m - 1)
     if rows.outside != "nearest":
         inside = jnp.stack([in_table[window] for window in windows])[None, :, None, None]

@@ -44,10 +44,10 @@ def parsed_once(
 
         @functools.wraps(f)
         def call(*args: Any, **options: Any) -> Any:
-            given = dict(zip(names, args, strict=False)) | options
             if len(args) > positional:
                 return f(*args, **options)
-            for name, x in given.items():
+            given = dict(zip(names, args, strict=False)) | options
+            for name, x in given.items():  # faster than `all` of a generator
                 if not _is_known(x, rules.get(name, ())):
                     return f(*args, **options)
             y = jitted(*args, **options)
@@ -75,7 +75,7 @@ def _is_array(of: type) -> bool:
 
 
 def cached_by_value(f: F) -> F:
-    """Decorates a function of plain values: an equal call, with values of equal types, gives the object of the first.
+    """Decorates a function of plain values: a call with equal values of equal types returns the same object again.
 
     Calls with other values, such as arrays, run the function as it is.
     """

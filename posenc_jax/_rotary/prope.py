@@ -27,7 +27,7 @@ _TOLERANCE = 1e-3  # to which concrete cameras must be rigid
 _CHECKED: Any = weakref.WeakValueDictionary()  # cameras, by their id and the size of their images
 
 
-def _check_cameras(x: Any, extrinsics: Any, intrinsics: Any = None, *, image_size: Any = None, **_: Any) -> None:
+def _check_cameras(extrinsics: Any, intrinsics: Any = None, *, image_size: Any = None, **_: Any) -> None:
     """Raises for concrete cameras that are wrong. Layers share cameras, so each array is read once."""
     for camera, check, size in ((extrinsics, _check_rigid, None), (intrinsics, _check_triangular, image_size)):
         key = id(camera), size
@@ -121,7 +121,7 @@ def prope(
     extrinsics = _parse_camera("extrinsics", extrinsics, 4, x, heads)
     if intrinsics is not None:
         intrinsics = _parse_camera("intrinsics", intrinsics, 3, x, heads)
-    _check_cameras(x, extrinsics, intrinsics, image_size=size)
+    _check_cameras(extrinsics, intrinsics, image_size=size)
     return x if not width else _prope(x, extrinsics, intrinsics, role=role, heads=heads, size=size, width=width)
 
 

@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.extend(str(Path(__file__).parents[2] / folder) for folder in ("tests", "benchmarks"))
+
+import formulas
 
 import posenc_jax as pe
 from helpers.functions import Row, table
@@ -34,29 +35,23 @@ MANY = 64
 _OPERATION = re.compile(r" = \"?(?:stablehlo|chlo|func\.call|call)\b")
 
 
-def halves(x: Any, positions: Any, dim: int = 8) -> Any:
-    angles = positions[..., None, None].astype(jnp.float32) * 1e4 ** (-np.arange(0, dim, 2, np.float32) / dim)
-    (a, b), c, s = jnp.split(x, 2, -1), jnp.cos(angles), jnp.sin(angles)
-    return jnp.concatenate([a * c - b * s, b * c + a * s], -1)
-
-
-def sinusoids(positions: Any, dim: int = 8) -> Any:
-    angles = positions[..., None].astype(jnp.float32) * 1e4 ** (-np.arange(0, dim, 2, np.float32) / dim)
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], -1).reshape(*positions.shape, dim)
+def rotated(x: Any, positions: Any) -> Any:
+    angles = formulas.phases(positions, x.shape[-1])[..., None, :]
+    return formulas.halves(x, jnp.cos(angles), jnp.sin(angles))
 
 
 # The formulas as people write them, of the arguments of the same rows
 FORMULAS: dict[str, Callable[..., Any]] = {
-    "sinusoidal": lambda positions, **_: sinusoids(positions),
-    "add_sinusoidal": lambda x, positions, **_: 2 * x + sinusoids(positions),
+    "sinusoidal": lambda positions, **_: formulas.textbook(positions, 8),
+    "add_sinusoidal": lambda x, positions, **_: 2 * x + formulas.textbook(positions, 8),
     "cos_sin": lambda positions, **_: (jnp.cos(positions[..., None] * 0.1), jnp.sin(positions[..., None] * 0.1)),
     "learned": lambda positions, table, **_: table[positions],
     "fourier_features": lambda x, matrix, **_: jnp.concatenate(
         [jnp.sin(2 * jnp.pi * x @ matrix), jnp.cos(2 * jnp.pi * x @ matrix)], -1
     ),
-    "timestep_embedding": lambda timesteps, **_: sinusoids(timesteps),
-    "rotary": lambda x, positions, **_: halves(x, positions),
-    "xpos": lambda query, key, positions, **_: (halves(query, positions), halves(key, positions)),
+    "timestep_embedding": lambda timesteps, **_: formulas.textbook(timesteps, 8),
+    "rotary": lambda x, positions, **_: rotated(x, positions),
+    "xpos": lambda query, key, positions, **_: (rotated(query, positions), rotated(key, positions)),
     "alibi": lambda query_positions, key_positions, **_: (
         -np.float32(0.25 ** np.arange(1, 5)).reshape(4, 1, 1)
         * abs(query_positions[:, None, :, None] - key_positions[:, None, None, :])
@@ -109,7 +104,7 @@ def seconds(row: Row, function: Callable[..., Any]) -> list[float]:
     """Seconds to trace, to lower and to compile 64 calls, and microseconds of an eager call."""
     jax.clear_caches()
     times = [time.perf_counter()]
-    traced = jax.jit([*programs(row, function).values()][1]).trace(*row.arrays)
+    traced = jax.jit(programs(row, function)[f"forward of {MANY}"]).trace(*row.arrays)
     times.append(time.perf_counter())
     lowered = traced.lower()
     times.append(time.perf_counter())
@@ -119,11 +114,11 @@ def seconds(row: Row, function: Callable[..., Any]) -> list[float]:
     return [*np.diff(times), eager(lambda: function(**row.filled(arrays)))]
 
 
-def layers(attend: Callable[..., Any], length: int, count: int = 24) -> list[float]:
-    """Seconds to trace, lower and compile layers of causal attention, and those with their gradients."""
+def layers(attend: Callable[..., Any], length: int) -> list[float]:
+    """Seconds to trace, lower and compile 24 layers of causal attention, and those with their gradients."""
 
     def forward(q: Any, k: Any, v: Any) -> Any:
-        for _ in range(count):
+        for _ in range(24):
             q = attend(q, k, v)
         return q
 
