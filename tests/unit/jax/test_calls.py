@@ -58,6 +58,8 @@ def test_positions_of_attention_are_checked_in_every_call():
         pe.attention(Q, Q, Q, query_positions=FOUR, key_positions=FOUR, causal=True)
         with pytest.raises(ValueError, match="^attention: key_positions must not return"):
             pe.attention(Q, Q, Q, query_positions=PACKED, key_positions=PACKED, causal=True)
+    at = {"query_positions": PACKED, "key_positions": PACKED, "query_order": FOUR, "key_order": FOUR}
+    pe.attention(Q, Q, Q, **at, causal=True)
     grid = jax.device_put(np.indices((2, 2), np.int32).reshape(2, 4).T)
     with pytest.raises(ValueError, match="^attention: query_positions must be one number for each token"):
         pe.attention(*[Q.reshape(4, 2, 1, 2)] * 3, query_positions=grid, key_positions=grid, window=(5, 5))
