@@ -82,7 +82,7 @@ def tokens_attention() -> Figure:
     """
     x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
     tokens = ["The", "cat", "sat", "down"]
-    return fit(plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=tokens), 400, 270)
+    return fit(plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=tokens), 390, 245)
 
 
 def table_similarity() -> Figure:

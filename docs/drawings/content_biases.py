@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
-from drawings import QUERY, UPRIGHT, colour_bar, legend, panels
+from drawings import UPRIGHT, colour_bar, legend, panels
 from posenc_jax.plot import _drawing
 
 TOKENS = "the", "dog"  # two queries at one place
@@ -111,7 +111,7 @@ def content_grid() -> Figure:
     for axes, values in zip(grid, biases.values(), strict=True):
         image = _drawing.image(axes, values.reshape(side, side), "RdBu_r", -3, 3, "equal")
         corner = place[1] - 0.5, place[0] - 0.5
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=QUERY, lw=2.5))
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="black", lw=2.5))
         axes.set(xticks=[], yticks=[])
     colour_bar(image, grid, "bias")
     return figure

@@ -46,7 +46,7 @@ def unseen_phases() -> Figure:
             angle = 2 * np.pi * np.linspace(start, stop, 200)
             if stop > start:
                 axes.plot(np.cos(angle), np.sin(angle), color=colour, lw=width, solid_capstyle="butt")
-        axes.text(0, 0, f"{_LENGTH * turns[i]:.3g} turns", ha="center", va="center")
+        axes.text(0, 0, f"{_LENGTH * turns[i]:.3g} cycles", ha="center", va="center")
     handles = [
         Line2D([], [], color=SEEN, lw=9, label="seen: positions below 4,096"),
         Line2D([], [], color=NEW, lw=5, label="new: positions below 32,768"),
@@ -70,7 +70,7 @@ def scaling_ratios() -> Figure:
         "Llama 3": pe.llama3(plain, _FACTOR, low_freq_factor=1, high_freq_factor=4, original_max=_LENGTH),
         "proportional": pe.proportional(_DIM, _BASE, 0.25, _FACTOR),
     }
-    figure, axes = single("wavelength before scaling (positions per turn)", "times longer", 420, 420)
+    figure, axes = single("wavelength before scaling (positions per cycle)", "times longer", 420, 420)
     axes.set(xscale="log", yscale="log")
     for i, (label, scaled) in enumerate(spectra.items()):
         ratio = scaled.wavelengths / plain.wavelengths
@@ -128,7 +128,7 @@ def sinks() -> Figure:
 
 def layer_spectra() -> Figure:
     """Wavelengths of two kinds of layers of one model, on a logarithmic axis. Full attention begins eight times above
-    sliding windows and rises more steeply: the last pair turns once in 58 thousand positions where there is a window
+    sliding windows and rises more steeply: the last pair rotates once in 58 thousand positions where there is a window
     and once in 45 million in the other layer."""
     config = {
         "model_type": "gemma3_text",
@@ -141,4 +141,4 @@ def layer_spectra() -> Figure:
     }
     layers = rotary_from_config(config).layers
     spectra = {"layers 0 to 4: sliding window": layers[0], "layer 5: full attention": layers[5]}
-    return fit(plot.spectrum({name: layer.frequencies for name, layer in spectra.items()}))
+    return fit(plot.spectrum({name: layer.frequencies for name, layer in spectra.items()}), phone=350)

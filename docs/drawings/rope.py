@@ -30,7 +30,7 @@ def _hand(axes: Axes, angle: float, colour: str, label: str, **style: object) ->
 def turned_pairs() -> Figure:
     """Three dials of one pair of features. In the first, arrows for positions 0 to 5 stand at equal angles, each a step
     further round. In the second, a query at position 5 and a key at position 2 enclose an angle of one hundred degrees.
-    In the third, with the query at 11 and the key at 8, both arrows are turned by the same amount from where they were,
+    In the third, with the query at 11 and the key at 8, both arrows are rotated by the same amount from their places,
     drawn dashed, and the angle between them is the same."""
     step, query, key = 0.42, 0.5, 0.02  # radians a position, and the angles of the contents
     titles = ("a pair at positions 0 to 5", "query at 5, key at 2", "query at 11, key at 8")
