@@ -80,7 +80,7 @@ def bias_curves() -> Figure:
             axes.plot(np.arange(len(values)), values, label=label, drawstyle=drawstyle, **style)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
-        axes.legend(handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
+        axes.legend(handlelength=1.4, columnspacing=0.9, ncols=2, loc="lower center")
         axes.xaxis.set_major_locator(_drawing.whole_ticks())
     return figure
 
