@@ -21,6 +21,7 @@ from mkdocs.utils import get_relative_url
 
 import posenc_jax
 
+INSTALL = '--8<-- "README.md:install"'
 PRIVATE = re.compile(r'\s+title="[^"]*\bposenc_jax(?:\.\w+)*\._[a-z][^"]*"')
 SIGNATURE = re.compile(r'<div class="[^"]*doc-signature.*?</div>', flags=re.DOTALL)
 # Defaults that have no public name, as a caller would write them; the text of the argument says what "..." stands for.
@@ -176,12 +177,22 @@ def downloadable(markdown: str, file: Any, config: Any) -> str:
     return TITLE.sub(lambda match: f"{match[0]}\n{links}\n{{: .pe-notebook }}\n", markdown, count=1)
 
 
+def installed(markdown: str, config: Any) -> str:
+    """The page with the commands that install from the repository, if its address is known and README asks for a clone."""
+    repository = (config.repo_url or "").rstrip("/")
+    if not repository or "pip install ." not in notebooks.README.read_text(encoding="utf-8"):
+        return markdown
+    commands = f"git clone {repository}\npip install ./{repository.rpartition('/')[2]}"
+    return markdown.replace(INSTALL, f"```bash\n{commands}\n```")
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
     page.meta.setdefault("description", llms.summary(markdown) or config.site_description)
     if page.file.src_uri.startswith("api/"):
         page.meta["search"] = {"boost": 2}  # who types a name looks for it
         return ENTRY.sub(entry, overview(markdown) if page.file.src_uri == "api/index.md" else completed(markdown))
+    markdown = installed(markdown, config)
     text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
     text = PRINTED.sub(r'\1 { .text data-search-exclude="" }\n', text)
     return downloadable(text, page.file, config)
