@@ -1,4 +1,4 @@
-"""What pages of the reference show: the names that they write out, and all public names of the modules that they introduce."""
+"""What pages of the reference show: names that they write out, and the public names of modules that they introduce."""
 
 import ast
 import re

@@ -178,7 +178,7 @@ def downloadable(markdown: str, file: Any, config: Any) -> str:
 
 
 def installed(markdown: str, config: Any) -> str:
-    """The page with the commands that install from the repository, if its address is known and README asks for a clone."""
+    """The page with the commands that clone and install, if the address is known and README asks for a clone."""
     repository = (config.repo_url or "").rstrip("/")
     if not repository or "pip install ." not in notebooks.README.read_text(encoding="utf-8"):
         return markdown

@@ -4,7 +4,8 @@ A page's blocks share one namespace, in their order. The include of `outputs/NAM
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
 after a block, or after what it prints, is matplotlib's current figure. A block that begins with
 `# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/model_types.md` and
-`outputs/diffusion_*.md` list the models that configs are read of, `outputs/evidence_*.md` what demo/evidence.json holds.
+`outputs/diffusion_*.md` list the models that configs are read of, `outputs/evidence_*.md` the runs of
+demo/evidence.json.
 """
 
 import argparse
