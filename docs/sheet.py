@@ -32,7 +32,7 @@ SCALINGS = {"yarn": "YaRN", "llama3": "Llama 3", "linear": "linear"}
 
 def bases() -> str:
     """The slowest wavelength of each base, and how many pairs complete a cycle within a length; a head of 128."""
-    rows = [f"| base $b$ | slowest pair repeats after | {' | '.join(f'cycles within {n:,}' for n in LENGTHS)} |"]
+    rows = [f"| base $b$ | slowest pair repeats after | {' | '.join(f'complete a cycle in {n:,}' for n in LENGTHS)} |"]
     rows.append("| ---: | ---: |" + " ---: |" * len(LENGTHS))
     for base in BASES:
         wavelengths = pe.geometric(128, base).wavelengths
