@@ -32,14 +32,14 @@ def unseen_phases() -> Figure:
     positions up to 32,768 add is vermilion. Pair 30 is seen all round; of pair 47 a quarter is new, of pair 55 three
     quarters, and of pair 63, seen for a thirteenth of the dial, half of the dial is new and the rest is
     still never reached."""
-    turns = 1 / pe.geometric(_DIM, _BASE).wavelengths
+    cycles = 1 / pe.geometric(_DIM, _BASE).wavelengths
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     for axes, i in zip(figure.subplots(1, 4), (30, 47, 55, 63), strict=True):
         axes.set_aspect("equal")
         axes.set_axis_off()
         axes.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
         axes.set_title(f"pair {i}", size="medium")
-        seen, used = (min(1.0, length * turns[i]) for length in (_LENGTH, _FACTOR * _LENGTH))
+        seen, used = (min(1.0, length * cycles[i]) for length in (_LENGTH, _FACTOR * _LENGTH))
         styles = (
             (0.0, 1.0, "#8c959f60", 2.0),
             (seen, used, _NEW, 5.0),
@@ -49,7 +49,7 @@ def unseen_phases() -> Figure:
             angle = 2 * np.pi * np.linspace(start, stop, 200)
             if stop > start:
                 axes.plot(np.cos(angle), np.sin(angle), color=colour, lw=width, solid_capstyle="butt")
-        axes.text(0, 0, f"{_LENGTH * turns[i]:.3g}\nturns", ha="center", va="center", size="medium")
+        axes.text(0, 0, f"{_LENGTH * cycles[i]:.3g}\ncycles", ha="center", va="center", size="medium")
     handles = [
         Line2D([], [], color=_SEEN, lw=9, label="seen: positions below 4,096"),
         Line2D([], [], color=_NEW, lw=5, label="new: positions below 32,768"),
@@ -74,7 +74,7 @@ def scaling_ratios() -> Figure:
         "proportional": pe.proportional(_DIM, _BASE, 0.25, _FACTOR),
     }
     figure, axes = _drawing.single(
-        "What each scaling does to a pair, s = 8", "wavelength before scaling (positions per turn)", "times longer", 6.4
+        "What each scaling does to a pair, s = 8", "unscaled wavelength (positions per cycle)", "times longer", 6.4
     )
     figure.set_figheight(4.6)
     axes.set(xscale="log", yscale="log")
@@ -141,8 +141,8 @@ def sinks() -> Figure:
 
 def layer_spectra() -> Figure:
     """Wavelengths of two kinds of layers of one model, on a logarithmic axis. Full attention begins eight times above
-    sliding windows and rises more steeply: the last pair turns once in 58 thousand positions where there is a window
-    and once in 45 million in the other layer."""
+    sliding windows and rises more steeply: the last pair completes a cycle in 58 thousand positions where there is a
+    window and in 45 million in the other layer."""
     config = {
         "model_type": "gemma3_text",
         "num_hidden_layers": 6,

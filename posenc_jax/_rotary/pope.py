@@ -89,8 +89,8 @@ def pope(
         reverse mode stores only the arguments.
 
     See Also:
-      `shift_keys`, with the same layout and frequencies, to move cached keys; the guide to RoPE, section "What and
-      where apart: PoPE".
+      `shift_keys`, with the same layout and frequencies, to move cached keys; the guide to RoPE, section "PoPE:
+      what and where apart".
 
     Reference:
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,

@@ -108,8 +108,8 @@ def prope(
         forward and reverse mode and any order. The derivative in x alone stores only the cameras.
 
     See Also:
-      The guide to several coordinates, section "Several cameras: PRoPE", for shapes of cameras, units and rounding;
-      `rotary`, for where in its image a patch is.
+      The guide to vision, section "Several cameras: PRoPE", for a layer, units and the origin; `rotary`, for where
+      in its image a patch is.
 
     Reference:
       Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware

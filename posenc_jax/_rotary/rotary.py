@@ -96,8 +96,8 @@ def rotary(
       - JAX sees one operation: `checkify` does not look inside, and Pallas kernels call `posenc_jax.kernels`.
 
     See Also:
-      The guide to RoPE, section "In a model", for shapes and dtypes; `shift_keys`, for rotated keys; `axial`, for
-      several coordinates; `yarn`, for longer contexts.
+      The guide to RoPE, section "RoPE in a JAX model", for shapes and dtypes; `shift_keys`, for rotated keys; `axial`,
+      for several coordinates; `yarn`, for longer contexts.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 15; Heo et al., "Rotary Position Embedding for Vision

@@ -48,6 +48,8 @@ def of_page(page, name, **names):
 
 
 recipe = functools.partial(of_page, "docs/recipes.md")
+of_rope = functools.partial(of_page, "docs/rope.md")
+vision = functools.partial(of_page, "docs/vision.md")
 
 
 def rotate(x, positions=None):
@@ -83,14 +85,12 @@ def float32s(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
-# recipes.md: what replaces a line of other code
+# rope.md: what replaces a line of other code
 
-X, TABLE = Q[:, :, 0], float32s(800, WIDTH)  # X: (batch, seq, features)
+X = Q[:, :, 0]  # batch, seq, features
 ANGLES = PLACES[..., None] * omega(WIDTH, BASE)
 COS, SIN = (np.float32(np.tile(wave, 2)) for wave in (np.cos(ANGLES), np.sin(ANGLES)))
 HEADS_FIRST = Q.swapaxes(1, 2), rotated(Q, PLACES).swapaxes(1, 2)
-ODD, PHASES = np.pad(X, [(0, 0), (0, 0), (0, 1)]), COUNTED[:, None] * 1e4 ** -np.linspace(0, 1, WIDTH // 2)
-SIGNAL = np.hstack([np.sin(PHASES), np.cos(PHASES), np.zeros((SEQ, 1))])
 # For each row of the table, in its order: x, the result, and, if the row's code makes a function, a call of it
 REPLACED = [
     (X, rotated(Q, COUNTED)[:, :, 0], lambda rope: rope(X)),
@@ -104,21 +104,17 @@ REPLACED = [
     HEADS_FIRST,
     HEADS_FIRST,
     (Q, rotated(Q, PLACES, "interleaved")),
-    (X, X + sinusoids(COUNTED)),
-    (X, X * WIDTH**0.5 + sinusoids(PLACES)),
-    (ODD, ODD + SIGNAL),
-    (X, TABLE[PLACES]),
 ]
-ROWS = [here for _, here in pages.rows("docs/recipes.md", "there") if not here.startswith("the same:")]
+ROWS = [here for _, here in pages.rows("docs/rope.md", "there")]
 
 
 @pytest.mark.parametrize(("here", "replaced"), [*zip(ROWS, REPLACED, strict=True)])
 def test_what_replaces_a_line(here, replaced):
     """The first piece of code in the row, evaluated with x and the other names of the row."""
     x, want, *call = replaced
-    names = {"x": x, "d": x.shape[-1], "f": SPECTRUM, "theta": BASE, "head_dim": WIDTH, "positions": PLACES}
+    names = {"x": x, "f": SPECTRUM, "theta": BASE, "head_dim": WIDTH, "positions": PLACES}
     names |= {"pe": pe, "RotaryEncoding": RotaryEncoding, "positional_attention": positional_attention}
-    names |= {"cos": COS, "sin": SIN, "table": TABLE}
+    names |= {"cos": COS, "sin": SIN}
 
     def result():
         value = eval(pages.code_in(here)[0], names)
@@ -131,10 +127,10 @@ def test_what_replaces_a_line(here, replaced):
 
 
 def test_tables_of_big_vision_and_moco_v3():
-    assert_within(recipe("sincos2d")(4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
+    assert_within(vision("sincos2d")(4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
     phases = np.mgrid[:4, :4].reshape(2, 16, 1) * omega(32, 1e4)  # its "w" is the row
     want = np.hstack([wave(phase) for phase in phases for wave in (np.sin, np.cos)])
-    assert_within(recipe("moco_v3")(4, 64), want, 1e-6)
+    assert_within(vision("moco_v3")(4, 64), want, 1e-6)
 
 
 def test_relative_keys_beyond_their_table():
@@ -156,7 +152,7 @@ def test_attention_of_sam_over_three_rows_of_four_patches():
     row, column = divmod(COUNTED, 4)
     both = of_rows[row[:, None] - row + 2] + of_columns[column[:, None] - column + 3]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, both)).y
-    assert_within(recipe("sam_attention")(Q, K, V, of_rows, of_columns), want, 5e-6)
+    assert_within(vision("sam_attention")(Q, K, V, of_rows, of_columns), want, 5e-6)
 
 
 def test_forgetting_attention():
@@ -209,7 +205,7 @@ def test_decoding_with_m_rope():
     """A prompt of a token, an image of 2 × 4 patches and two tokens, and then one token more."""
     image = [[1, r, c] for r in (1, 2) for c in (1, 2, 3, 4)]
     coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve tokens
-    step = jax.jit(recipe("multimodal_step", f=pe.multi_section(SPECTRUM, (1, 2, 1))))
+    step = jax.jit(vision("multimodal_step", sections=pe.multi_section(SPECTRUM, (1, 2, 1))))
     cache = pe.kv_cache(BATCH, 16, HEADS, WIDTH)
     angles = coordinates[:, None, [0, 1, 1, 2]] * omega(WIDTH, BASE)
     want = causal(*(rotations.rotate_by(x, angles, "half") for x in (Q, K)), V)
@@ -222,8 +218,8 @@ def test_cameras_of_a_layer():
     poses, patches = cameras.poses(RNG, 2), np.indices((2, 3)).reshape(2, -1).T
     matrices, angles = np.repeat(poses, 6, axis=0), np.tile(np.kron(patches, [1, 0.1]), (2, 1))[:, None]
     q, k, v = float32s(3, 2, 12, HEADS, 16)
-    transform = recipe("transform", patches=patches)
-    got = jax.jit(recipe("attend(cameras", transform=transform))(np.float32(poses), q, k, v)
+    transform = vision("transform", patches=patches)
+    got = jax.jit(vision("attend(cameras", transform=transform))(np.float32(poses), q, k, v)
 
     def transformed(x, role):
         turned = rotations.rotate_by(x[..., 8:], angles if role == "output" else -angles, "half")
@@ -233,7 +229,7 @@ def test_cameras_of_a_layer():
     assert_within(got, transformed(inside, "output"), 2e-5)
 
 
-# recipes.md, dimensions.md: beside what the authors' code computed
+# Beside what the authors' code computed
 
 
 def recorded_cases(file, key, name):
@@ -247,7 +243,7 @@ def test_fope(name):
     def rotated(group, case):
         f = pe.geometric(16, case["base"])
         waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
-        mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
+        mixed = map(of_rope("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
         return pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
 
     for case in recorded_cases("authors", "name", name):
@@ -260,7 +256,7 @@ def test_selective_rope():
     (case,) = recorded_cases("authors", "name", "Selective RoPE")
     own = types.SimpleNamespace(**vars(pe))
     own.geometric = lambda *_: pe.geometric(8, 100.0)  # the authors' frequencies in place of the page's
-    got = recipe("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
+    got = of_rope("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
     for x, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(x, case[name], 5e-6)
 
@@ -269,14 +265,14 @@ def test_jittered_coordinates():
     """With the numbers that torch drew in place of JAX's."""
     for case in recorded_cases("turns", "model", "dinov3_vit"):
         random = types.SimpleNamespace(uniform=lambda *_, **__: np.float32(case["draws"]))  # noqa: B023
-        drawn = recipe("drawn", jax=types.SimpleNamespace(random=random))
+        drawn = vision("drawn", jax=types.SimpleNamespace(random=random))
         limits = case.get("shift", 0), case.get("jitter", 1), case["rescale"]
         assert_within(drawn(None, np.float32(case["positions"]), *limits), case["moved"], 1e-6)
 
 
 def test_formulas_of_models_that_do_not_rotate():
     """ERNIE-Image, V-JEPA 2 and HunyuanVL multiply members of a pair by cosines and sines of different angles."""
-    page = pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
+    page = pages.run(pages.block("docs/vision.md", "def of_halves"), NAMES)
     names = "ernie_image", "vjepa2", "hunyuan_vl"
     (ernie,), (vjepa,), (hunyuan,) = (recorded_cases("turns", "model", name) for name in names)
     f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
@@ -328,5 +324,5 @@ def test_dual_chunk_attention():
     begin, chunks = j - j % 3, i // 3 - j // 3  # where the key's chunk begins, and how many chunks it is away
     offsets = np.select([chunks == 0, chunks == 1], [i - j, np.minimum(i - begin, 4) - j % 3], 4 - j % 3)
     want = causal(Q[:1], K[:1], V[:1], bias=0.4 * scores_at(offsets, Q[0], K[0]), scale=0.0)
-    got = recipe("dual_chunk", rotate=rotate)(Q[:1], K[:1], V[:1], 4, 1, 0.4)
+    got = of_page("docs/contexts.md", "dual_chunk", rotate=rotate)(Q[:1], K[:1], V[:1], 4, 1, 0.4)
     assert_within(got, want, 3e-6)
