@@ -298,11 +298,6 @@ def test_attention_by_a_plan_that_scales_its_scores():
     assert_within(got, causal(rotated(Q, places), rotated(K, places), V, scale=1.5 * WIDTH**-0.5), 5e-6)
 
 
-def test_positions_of_eva_02_are_scaled_to_the_grid_of_training():
-    got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
-    assert_within(got, np.array([[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]), 0)
-
-
 def scores_at(offsets, q, k):
     """Scores of q and k, (seq, heads, features): each query is rotated by its own offset to each key, (seq, seq)."""
     turned = rotated(np.repeat(q[:, None], SEQ, 1).reshape(-1, HEADS, WIDTH), offsets.ravel())
