@@ -172,8 +172,8 @@ def attention(
       - Explicit axes of a mesh may shard the first leading axis and heads; under `jax.shard_map`, sequences too.
 
     See Also:
-      The pages "Masks and packing", "Attention in tiles", "Attention of today's models", "Biases that see the
-      tokens" (data), "Many devices" (sharding, keys in parts).
+      The pages "Masks and packing", "Attention in tiles, and kernels", "Attention of today's models", "Position biases"
+      (data), "Many devices" (sharding, keys in parts).
 
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,

@@ -91,7 +91,7 @@ def content_bias(
       table in forward and reverse mode and any order of both.
 
     See Also:
-      The guide to biases of the tokens, for the call of each model and DeBERTa's buckets.
+      The guide to position biases, for the call of each model and DeBERTa's buckets.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1; Dai et al.,

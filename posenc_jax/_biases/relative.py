@@ -90,7 +90,7 @@ def relative_position_bias(
       The bias is differentiable in the table and in prefix, in forward and in reverse mode.
 
     See Also:
-      The guide to tables of offsets, for the checkpoints of Swin, BEiT, MaxViT and LeViT, and for another window.
+      The guide to position biases, for the checkpoints of Swin, BEiT, MaxViT and LeViT, and for another window.
 
     Reference:
       Liu et al., "Swin Transformer", 2021, section 3.2, equation 4; Graham et al., "LeViT", 2021, section 4.2;

@@ -5,6 +5,7 @@ block at the page's settings with its assertions, and `nox -f maintenance.py -s 
 """
 
 import functools
+import re
 import types
 
 import jax
@@ -137,14 +138,26 @@ def test_relative_keys_beyond_their_table():
     offsets = float32s(5, WIDTH)
     clipped = offsets[np.clip(COUNTED - COUNTED[:, None], -2, 2) + 2]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, clipped) * WIDTH**-0.5).y
-    assert_within(recipe("relative_keys")(Q, K, V, offsets), want, 5e-6)
+    assert_within(of_page("docs/biases.md", "relative_keys")(Q, K, V, offsets), want, 5e-6)
 
 
-def test_attention_of_a_conformer():
-    projection, (u, w) = float32s(WIDTH, HEADS * WIDTH), float32s(2, HEADS, WIDTH)
-    waves = (sinusoids(COUNTED[:, None] - COUNTED) @ projection).reshape(SEQ, SEQ, HEADS, WIDTH)
-    want = attention.dense(Q + u, K, V, np.einsum("bihd,ijhd->bhij", Q + w, waves) * WIDTH**-0.5).y
-    assert_within(recipe("conformer")(Q, K, V, projection, u, w), want, 5e-6)
+def test_calls_of_biases_that_read_tokens():
+    """Rows of the table of methods, where a table has 23 rows for each head: of offsets from −11 to 11."""
+    t, (a, b) = float32s(23, HEADS, WIDTH), float32s(2, BATCH, SEQ, HEADS)
+    offset, product = COUNTED[:, None] - COUNTED, "bihd,ijhd->bhij"
+    want = {
+        "Shaw": 0.3 * np.einsum(product, Q, t[-offset + 11]),
+        "Transformer-XL": 0.3 * np.einsum(product, Q + V, t[offset + 11]),
+        "Inkling": np.einsum(product, K, t[abs(offset)]) * (offset >= 0),
+        "Forgetting Transformer": np.moveaxis(a[:, :, None] - b[:, None], -1, 1),
+    }
+    names = {"c": 0.3, "t": t, "q": Q, "v": V, "x": K, "a": jnp.array(a), "b": jnp.array(b)}
+    names["content_bias"] = functools.partial(pe.content_bias, COUNTED, COUNTED)
+    for method, _, code in pages.rows("docs/biases.md", "method"):
+        if (name := re.findall(r"\[(.*?)\]", method)[0]) in want:
+            got = jax.jit(lambda code: eval(code, names), static_argnums=0)(pages.code_in(code)[0])
+            assert_within(got, want.pop(name), 5e-6, against=name)
+    assert not want
 
 
 def test_attention_of_sam_over_three_rows_of_four_patches():
@@ -153,15 +166,6 @@ def test_attention_of_sam_over_three_rows_of_four_patches():
     both = of_rows[row[:, None] - row + 2] + of_columns[column[:, None] - column + 3]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, both)).y
     assert_within(vision("sam_attention")(Q, K, V, of_rows, of_columns), want, 5e-6)
-
-
-def test_forgetting_attention():
-    logits = float32s(BATCH, SEQ, HEADS)
-    i, j = COUNTED[:, None, None], COUNTED[:, None]
-    between = (i >= COUNTED) & (COUNTED > j)  # [i, j, k]: whether gate k is after key j and not after query i
-    bias = np.einsum("bkh,ijk->bhij", -np.log1p(np.exp(-np.float64(logits))), between)
-    forgetting = recipe("forgetting", of_gates=recipe("of_gates"))
-    assert_within(forgetting(Q, K, V, logits), causal(Q, K, V, bias=bias), 5e-6)
 
 
 def test_attention_in_plain_jax():
