@@ -49,8 +49,12 @@ def of_page(page, name, **names):
 
 
 recipe = functools.partial(of_page, "docs/recipes.md")
+<<<<<<< HEAD
 of_rope = functools.partial(of_page, "docs/rope.md")
 vision = functools.partial(of_page, "docs/vision.md")
+=======
+inference = functools.partial(of_page, "docs/inference.md")
+>>>>>>> s78_T5
 
 
 def rotate(x, positions=None):
@@ -171,14 +175,27 @@ def test_attention_of_sam_over_three_rows_of_four_patches():
 def test_attention_in_plain_jax():
     table = float32s(32, HEADS)  # of T5, 32 buckets
     bias = np.moveaxis(table[np.maximum(COUNTED[:, None] - COUNTED, 0)], -1, 0)  # each distance below 16 has a bucket
-    got = jax.jit(recipe("attention_layer"), static_argnums=4)(table, Q, K, V, SPECTRUM)
+    got = jax.jit(of_page("docs/flax.md", "attention_layer"), static_argnums=4)(table, Q, K, V, SPECTRUM)
     assert_within(got, causal(rotated(Q, COUNTED), rotated(K, COUNTED), V, bias=bias), 3e-6)
+
+
+def test_layers_of_a_scan_share_a_bias():
+    """As in a loop over the layers."""
+
+    def scanned_and_looped(x):
+        page = pages.run(pages.block("docs/flax.md", "class Block"), NAMES | {"x": x})
+        bias = page["t5"](page["i"], page["i"])
+        for n in range(3):
+            x = jax.tree.map(lambda leaf: leaf[n], page["blocks"])(x, bias)  # noqa: B023
+        return page["y"], x
+
+    assert_within(*jax.jit(scanned_and_looped)(float32s(1, 20, 64)), 1e-5)
 
 
 def test_a_sliding_cache_behind_sinks():
     """StreamingLLM: two sinks and the last three tokens, at positions in the cache."""
     sinks, recent = 2, 3
-    step = jax.jit(recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
+    step = jax.jit(inference("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
     cache = pe.kv_cache(BATCH, sinks + recent, HEADS, WIDTH)
     for n in range(SEQ):
         cache, out = step(cache, *(x[:, n : n + 1] for x in (Q, K, V)), np.int32(n))
@@ -192,11 +209,11 @@ def test_two_caches_merged():
     """The first tokens of a row in one cache, and the others in another, which a row's queries may not reach yet."""
     first = pe.kv_cache(BATCH, 8, HEADS, WIDTH).extend(rotate(K[:, :7]), V[:, :7], COUNTED[:7])
     second = pe.kv_cache(BATCH, 8, HEADS, WIDTH).extend(rotate(K[:, 7:], COUNTED[7:]), V[:, 7:], COUNTED[7:])
-    assert_within(recipe("attend_both")(rotate(Q), COUNTED, first, second), WHOLE, 3e-6)
+    assert_within(inference("attend_both")(rotate(Q), COUNTED, first, second), WHOLE, 3e-6)
 
 
 def test_a_paged_cache_of_rows_at_different_positions():
-    step, cache = jax.jit(recipe("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH), np.float32),) * 2
+    step, cache = jax.jit(inference("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH), np.float32),) * 2
     rows = np.arange(BATCH)
     for n in range(SEQ):
         at = np.array([n, max(n - 1, 0)])  # the second row is a token behind
