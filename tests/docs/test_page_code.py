@@ -49,12 +49,9 @@ def of_page(page, name, **names):
 
 
 recipe = functools.partial(of_page, "docs/recipes.md")
-<<<<<<< HEAD
 of_rope = functools.partial(of_page, "docs/rope.md")
 vision = functools.partial(of_page, "docs/vision.md")
-=======
 inference = functools.partial(of_page, "docs/inference.md")
->>>>>>> s78_T5
 
 
 def rotate(x, positions=None):
