@@ -69,8 +69,8 @@ MOST = 6  # guides shown for one name
 LISTS = ("index.md", "choose.md", "about.md")
 # The guide of names that none shows.
 OF_MODULE = {
-    "nnx": ("In your Flax model", "flax.md"),
-    "linen": ("In your Flax model", "flax.md"),
+    "nnx": ("RoPE, ALiBi and T5 in Flax", "flax.md"),
+    "linen": ("RoPE, ALiBi and T5 in Flax", "flax.md"),
     "hf": ("Loading a Hugging Face config", "huggingface.md"),
     "kernels": ("In a kernel of your own", "tiles.md#own"),
     "plot": ("The sinusoidal encoding", "sinusoidal.md"),

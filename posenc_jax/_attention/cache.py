@@ -258,7 +258,7 @@ def kv_cache(
       ValueError: if a size is not positive, there are not more slots than left, or right is not None or 0.
 
     See Also:
-      The recipes "Use RoPE with a KV cache" (rings, drafts, prefixes, eviction).
+      The page "Inference" (sliding windows, drafts, prefixes, eviction).
 
     Reference:
       Pope et al., "Efficiently Scaling Transformer Inference", 2022, section 3.3; Jiang et al., "Mistral 7B", 2023,

@@ -20,7 +20,7 @@ from helpers.pages import ROOT, program, text_of
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
 PAGES |= {name: text_of(name) for name in ("README.md", "conformance/README.md")}
 # Pages by path. Of some, sections by heading: each is copied after the head of its page.
-for page, level in {"docs/recipes.md": "##", "docs/flax.md": "###?", "docs/inference.md": "###?"}.items():
+for page, level in {"docs/flax.md": "###?", "docs/inference.md": "###?", "docs/vision.md": "##"}.items():
     head, *sections = re.split(rf"^(?={level} )", PAGES.pop(page), flags=re.MULTILINE)
     PAGES |= {f"{page}, {section.splitlines()[0]}": head + section for section in sections}
 # One part of a page: a block of code; a line that opens a fold (???), a tab (===) or a box (!!!); or a line of text.

@@ -48,14 +48,13 @@ def of_page(page, name, **names):
     return compiled(pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]])
 
 
-recipe = functools.partial(of_page, "docs/recipes.md")
 of_rope = functools.partial(of_page, "docs/rope.md")
 vision = functools.partial(of_page, "docs/vision.md")
 inference = functools.partial(of_page, "docs/inference.md")
 
 
 def rotate(x, positions=None):
-    """Stands for the recipes' `rotate`, with SPECTRUM in place of their frequencies."""
+    """Stands for `rotate` of the pages, with SPECTRUM in place of their frequencies."""
     return pe.rotary(x, positions, SPECTRUM, head_axis=-2)
 
 
@@ -125,7 +124,7 @@ def test_what_replaces_a_line(here, replaced):
     assert_within(jax.jit(result)(), want, 1e-6)
 
 
-# recipes.md: encodings, biases and caches
+# Encodings, biases and caches
 
 
 def test_tables_of_big_vision_and_moco_v3():
