@@ -31,7 +31,7 @@ OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w
 NOT_RUN = re.compile(r"^``` *\{ *\.(\w+)[^}\n]*\}$", flags=re.MULTILINE)  # code that is shown alone
 _ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
 ATTRIBUTES = re.compile(rf" *\{{ *{_ATTRIBUTE}(?: +{_ATTRIBUTE})* *\}}")
-IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[\w./]+\.svg)(?:#only-(?P<scheme>\w+))?\)")
+IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[\w./]+?(?P<phone>_phone)?(?P<dark>_dark)?\.svg)(?:#[\w-]+)?\)")
 LINK = re.compile(
     r"(?<!!)\[(?P<text>[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]"
     r"\((?P<page>[\w./]+\.md)?(?P<query>\?[\w=&]+)?(?P<anchor>#[\w.-]+)?\)"
@@ -75,8 +75,8 @@ def included(match: re.Match[str]) -> str:
 
 
 def image(match: re.Match[str]) -> str:
-    """A figure of the page, inside the text; of two schemes, the light one on white."""
-    if match["scheme"] == "dark":
+    """A figure of the page, inside the text; of its forms, the light and wide one on white."""
+    if match["phone"] or match["dark"]:
         return ""
     return f"![{match['alt']}](data:image/svg+xml;base64,{base64.b64encode(figure(match['file']).encode()).decode()})"
 

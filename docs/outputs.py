@@ -19,9 +19,11 @@ import warnings
 from typing import Any, NamedTuple
 
 import diffusion_models
+import figures
 import findings
 import flax
 import jax
+import matplotlib
 import model_types
 import numpy as np
 
@@ -34,6 +36,8 @@ BLOCK = re.compile(
     r"(?:\s*!\[[^\]]*\]\((?:\.\./)?figures/(?P<figure>\w+)\.svg\))?",
     flags=re.MULTILINE | re.DOTALL,
 )
+WIDTH = 5.4  # inches
+STYLE = figures.STYLE | {"axes.grid": False, "figure.facecolor": "white", "savefig.facecolor": "white", "font.size": 11}
 NEEDS = re.compile(r"# needs Flax (\d+(?:\.\d+)*)\b")
 
 
@@ -69,13 +73,14 @@ def too_new(code: str) -> str | None:
 
 
 def draw(name: str) -> None:
-    """Writes matplotlib's current figure, the same bytes in every run."""
+    """Writes matplotlib's current figure, not wider than its text stays legible on a phone."""
     from matplotlib import pyplot
 
     FIGURES.mkdir(exist_ok=True)
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with pyplot.rc_context({"svg.hashsalt": "posenc_jax", "svg.fonttype": "path"}):
-        pyplot.savefig(FIGURES / f"{name}.svg", metadata=nothing)
+    figure = pyplot.gcf()
+    figure.set_size_inches(figure.get_size_inches() * min(1, WIDTH / figure.get_figwidth()))
+    figure.tight_layout()
+    (FIGURES / f"{name}.svg").write_text(figures.in_scheme(figures.svg(figure), 0), encoding="utf-8")
     pyplot.close("all")
 
 
@@ -130,7 +135,7 @@ def main() -> None:
     for i, page in enumerate(chosen):
         print(f"page {i + 1} of {len(chosen)}: {page.name}, ", end="", flush=True)
         start = time.perf_counter()
-        with np.printoptions():  # a page may set its own
+        with np.printoptions(), matplotlib.rc_context(STYLE):  # a page may set its own
             printed = run(page)
         for name, text in printed.items():
             (args.includes / name).write_text(text, encoding="utf-8")

@@ -54,6 +54,17 @@ def without_tags(text):
     return html.unescape(re.sub(r"<[^>]+>", "", text))
 
 
+def test_text_of_figures_is_legible_on_a_phone():
+    """At 390 pixels, of which the column has 358: every figure has a form whose text is at least 10 pixels there."""
+    includes = list((ROOT / "build" / "docs" / "figures").glob("*.md"))
+    assert includes
+    for include in includes:
+        svg = (SITE / "figures" / f"{include.stem}_phone.svg").read_text(encoding="utf-8")
+        width = float(re.search(r'<svg [^>]*width="([\d.]+)pt"', svg)[1])
+        sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\d+ )?([\d.]+)px", svg)]
+        assert not sizes or min(sizes) * 358 / width >= 10, f"{include.stem}: {min(sizes) * 358 / width:.1f} pixels"
+
+
 # Links
 
 
