@@ -58,12 +58,12 @@ def grid_positions(
         sides.
       start: the coordinate of the first patch: one number for all sides, or one per side, in the order of shape. For a
         side of 1, it is the coordinate that all patches share.
-      step: the distance between neighbours: one number for all sides, or one per side; of any sign.
+      step: the distance between neighbours: one number, or one per side; of any sign.
       order: the order of the coordinates within a position. It does not change the order of the tokens. "row" keeps the
         order of the sides: (row, column) or (time, row, column). "column" swaps the last two: (column, row) or (time,
         column, row). Each side keeps its start and its step.
-      leading: the number of tokens before the grid (class, register). All their coordinates are 0, wherever the grid
-        starts, so `rotary` does not rotate them, as in rotary vision transformers.
+      leading: the number of tokens before the grid (class, register). Their coordinates are 0, wherever the grid
+        starts, so `rotary` does not rotate them.
 
     Returns:
       An array of shape (leading + product of the sides, number of sides), for frequencies with one axis per side

@@ -90,8 +90,8 @@ def positions_from_tokens(
       [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
 
     Args:
-      tokens: token ids, concrete integer array of shape (length,) or (batch, length). For GLM-4V, pass the
-        `mm_token_type_ids` of its transformers processor instead, with image_token=1 and video_token=2.
+      tokens: token ids, concrete integer array of shape (length,) or (batch, length). Or the `mm_token_type_ids` of a
+        transformers processor, with image_token=1 and video_token=2; GLM-4V needs them.
       image_token: the token id of image placeholders; `None` if there are no images.
       video_token: the token id of video placeholders; `None` if there are no videos.
       image_grids: (time, height, width) of every image of the batch, in order, in patches before the model merges them:
@@ -108,7 +108,7 @@ def positions_from_tokens(
       An int32 array of shape (length, 3) or (batch, length, 3), for `multi_section`.
 
     Raises:
-      TypeError: if tokens or mask are traced or of another dtype, or grids are not sequences of integers.
+      TypeError: if tokens or mask are traced or have a wrong dtype, or grids are not sequences of integers.
       ValueError: if the length of a run of placeholders does not match its grid, if a run has no grid or a grid no run,
         or if spatial_merge_size does not divide a grid.
       ValueError: if there is not one step per video, or a video whose frames are separate runs has a step other than 1.

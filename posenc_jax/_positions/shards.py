@@ -29,8 +29,8 @@ def shard_positions(
     With the sequence split into chunks $c_0, c_1, …$ of equal length, shard $s$ of $n$ has
 
     - "contiguous": chunk $c_s$ of $n$ chunks;
-    - "zigzag": chunks $c_s$ and $c_{2n-1-s}$ of $2n$ chunks, which balances the work of causal attention exactly;
-    - "striped": tokens $s, s + n, s + 2n, …$, which balances it nearly.
+    - "zigzag": chunks $c_s$ and $c_{2n-1-s}$ of $2n$ chunks, which gives every shard the same work in causal attention;
+    - "striped": tokens $s, s + n, s + 2n, …$, which also spreads the work.
 
     Examples:
       >>> import jax.numpy as jnp
