@@ -73,8 +73,8 @@ def pope(
     Raises:
       TypeError: if x or the phase is not a float array, positions are not integers or float32, or head_axis is not an
         integer.
-      ValueError: if the width is not twice head_dim, the phase has another shape, the layout is unknown, or as in
-        `rotary`.
+      ValueError: if the width is not twice head_dim, the phase has another shape, the layout is unknown, or for the
+        same reasons as in `rotary`.
 
     Notes:
       - The score of a query $u$ at $p$ and a key $v$ at $q$ is
@@ -84,8 +84,8 @@ def pope(
         features of x.
       - Angles are correct at every int32 position, and a decode step has the same bits as the full sequence. Magnitudes
         and products are float32 (float64 for float64 x) and rounded once. Sines and cosines are float32.
-      - Differentiable in x, float positions, an array of frequencies and the phase, in both modes. Reverse mode stores
-        only the arguments.
+      - Differentiable in x, float positions, an array of frequencies and the phase. Reverse mode stores only the
+        arguments.
 
     See Also:
       `shift_keys`, to move cached keys; the guide to RoPE, section "What and where apart: PoPE".

@@ -94,21 +94,19 @@ def prope(
     Raises:
       TypeError: if x, extrinsics or intrinsics are not float arrays, or cameras are in 16 bits.
       ValueError: if shapes or head_axis do not fit, role is unknown, or only one of image_size and intrinsics is given.
-      ValueError: if concrete cameras are not rigid or not upper triangular, or a focal length is not 0.02 to 50 times a
-        side.
+      ValueError: if concrete extrinsics are not rigid, intrinsics are not upper triangular, or a focal length is not
+        0.02 to 50 times a side.
 
     Notes:
-      - Scores and outputs depend on $P_i P_j^{-1}$, the map from the image of camera $j$ to the image of camera $i$.
-        Only relative poses matter.
+      - Scores and outputs depend only on relative poses, $P_i P_j^{-1}$.
       - The matrices are not rotations: scale scenes so that cameras are about 1 apart, and put the origin among them.
       - Invert poses that map the camera to the world; no check can tell them apart. Traced cameras are not checked.
         $R^{-1}$ is computed as $R^\top$, so derivatives are along rigid motions.
-      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras, in
-        both modes and any order. The derivative in x alone stores only the cameras.
+      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras, to
+        any order. The derivative in x alone stores only the cameras.
 
     See Also:
-      The guide to several coordinates, section "Several cameras: PRoPE"; `rotary`, for the position of a patch in its
-      image.
+      `rotary`, for the position of a patch in its image; the guide to several coordinates.
 
     Reference:
       Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware

@@ -73,8 +73,8 @@ def rotary(
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
         for (..., seq, head_dim), or a tuple of axes.
       part: which features are rotated if the width is below head_dim: the "first" or the "last".
-      inverse: whether to undo the rotation: rotate by $-\omega_i p$ and divide by $a$.
-      cos_sin: a `CosSin`, such as `cos_sin` returns, instead of positions and frequencies.
+      inverse: whether to undo the rotation, and divide by $a$.
+      cos_sin: what `cos_sin` returns, instead of positions and frequencies.
 
     Returns:
       The rotated x, with its shape and dtype. It is NaN where a position lies outside int32 but could not be checked.
@@ -85,21 +85,19 @@ def rotary(
         cos_sin.
       ValueError: if positions are `None` and the frequencies have several axes, or x has a single token, no sequence
         axis or over 2³¹ tokens.
-      ValueError: if positions, frequencies or inverse are given together with cos_sin, or its columns do not fit the
-        layout.
-      ValueError: if layout or part is unknown, the width is odd, or inverse needs a $1/a$ beyond float32.
+      ValueError: if positions, frequencies or inverse are given with cos_sin, or its columns do not fit the layout.
+      ValueError: if layout or part is unknown, the width is odd, or $1/a$ is beyond float32.
 
     Notes:
       - The score of a query at $p$ and a key at $q$ depends only on $p - q$.
-      - Angles are correct at every int32 position, and a decode step has the same bits as the full sequence. Products
-        and sums are float32 (float64 for float64 x) and rounded once. Sines and cosines are float32.
-      - Differentiable in all float arrays, in both modes and any order. The derivative in x alone stores only positions
-        and frequencies.
-      - JAX sees one operation, so `checkify` does not look inside. Pallas kernels call `posenc_jax.kernels` instead.
+      - Angles are correct at every int32 position, with the same bits in a decode step. Products and sums are float32
+        (float64 for float64 x) and rounded once. Sines and cosines are float32.
+      - Differentiable in all float arrays, to any order. The derivative in x alone stores only positions and
+        frequencies.
+      - `checkify` sees one operation and does not look inside. Pallas kernels call `posenc_jax.kernels` instead.
 
     See Also:
-      The guide to RoPE, section "In a model"; `shift_keys`; `axial` for several coordinates; `yarn` for longer
-      contexts.
+      `shift_keys`; `axial` for several coordinates; `yarn` for longer contexts; the guide to RoPE.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 15; Heo et al., "Rotary Position Embedding for Vision
