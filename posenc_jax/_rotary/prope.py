@@ -102,8 +102,8 @@ def prope(
       - The matrices are not rotations: scale scenes so that cameras are about 1 apart, and put the origin among them.
       - Invert poses that map the camera to the world; no check can tell them apart. Traced cameras are not checked.
         $R^{-1}$ is computed as $R^\top$, so derivatives are along rigid motions.
-      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras, to
-        any order. The derivative in x alone stores only the cameras.
+      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras to any
+        order, in forward and reverse mode. The derivative in x alone stores only the cameras.
 
     See Also:
       `rotary`, for the position of a patch in its image; the guide to several coordinates.

@@ -92,12 +92,12 @@ def rotary(
       - The score of a query at $p$ and a key at $q$ depends only on $p - q$.
       - Angles are correct at every int32 position, with the same bits in a decode step. Products and sums are float32
         (float64 for float64 x) and rounded once. Sines and cosines are float32.
-      - Differentiable in all float arrays, to any order. The derivative in x alone stores only positions and
-        frequencies.
-      - `checkify` sees one operation and does not look inside. Pallas kernels call `posenc_jax.kernels` instead.
+      - Differentiable in all float arrays to any order, in forward and reverse mode. The derivative in x alone stores
+        only positions and frequencies.
+      - `checkify` does not look inside. Pallas kernels call `posenc_jax.kernels` instead.
 
     See Also:
-      `shift_keys`; `axial` for several coordinates; `yarn` for longer contexts; the guide to RoPE.
+      `shift_keys`; `axial` for several coordinates; `yarn` for longer contexts.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 15; Heo et al., "Rotary Position Embedding for Vision
