@@ -55,7 +55,7 @@ def content_bias(
     for every head, where the first row of the table, $t_0$, belongs to offset $f$.
 
     Examples:
-      A query with a single feature 1, and rows for offsets from −2 to 2:
+      With one feature, and rows for offsets from −2 to 2:
 
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -66,16 +66,16 @@ def content_bias(
     Args:
       query_positions: $i$, integer array of shape (..., queries).
       key_positions: $j$, integer array of shape (..., keys); leading axes broadcast.
-      table: $t$, float array of shape (rows, heads, features), or (rows, features) if all heads share it. All rows must
-        be finite, even rows that no pair selects.
+      table: $t$, float array of shape (rows, heads, features), or (rows, features) if all heads share it. Unused rows
+        must be finite too.
       query: $q$, float array of shape (..., queries, heads or 1, features).
       key: $k$, float array of shape (..., keys, heads or 1, features), instead of query.
       first: $f$, the offset $i - j$ of the first row. `None` means that the middle row belongs to offset 0; the number
         of rows must then be odd.
       max_distance: DeBERTa's `max_relative_positions`, which groups offsets into buckets. Every offset then has a row,
         first must be None, and the number of rows must be even.
-      out_of_range: what to do about offsets without a row. "error" raises if all positions are concrete, and gives NaN
-        if some are traced. "nan" gives NaN. "zeros" gives 0. "nearest" uses the first or the last row.
+      out_of_range: for offsets without a row. "error" raises if all positions are concrete, and gives NaN if some are
+        traced. "nan" gives NaN. "zeros" gives 0. "nearest" uses the first or the last row.
 
     Returns:
       An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is float64). Differentiable
@@ -90,7 +90,7 @@ def content_bias(
         or max_distance is at most a quarter of the rows, rounded down, plus 1.
 
     Notes:
-      - The bias is not scaled. If the model scales it together with the scores, multiply it by the same scale.
+      - The bias is not scaled. If the model scales it with the scores, multiply it by the same scale.
       - As the bias of `attention`, with query and key as its query_data and key_data, it is computed in tiles, in
         memory linear in the length.
       - Products have the default precision of `jax.lax.dot_general`.

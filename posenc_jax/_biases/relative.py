@@ -71,9 +71,8 @@ def relative_position_bias(
         outside if its first coordinate is negative. The rows are for an outside query with grid keys, for grid queries
         with an outside key, and for two outside tokens. Without prefix, negative coordinates have no special meaning.
       symmetric: whether the table is indexed by distances instead of offsets, as in LeViT.
-      out_of_range: what to do about offsets beyond the table. "error" raises a `ValueError` if all positions are
-        concrete, and gives NaN if some are traced, as they always are in `attention`. "nan" gives NaN without a check.
-        "zeros" gives 0.
+      out_of_range: for offsets beyond the table. "error" raises a `ValueError` if all positions are concrete, and gives
+        NaN if some are traced, as they always are in `attention`. "nan" gives NaN without a check. "zeros" gives 0.
 
     Returns:
       A float32 array of shape (..., heads, queries, keys), differentiable in table and prefix, in forward and reverse
@@ -88,7 +87,7 @@ def relative_position_bias(
       ValueError: if concrete positions are out of range.
 
     Notes:
-      Only differences of positions matter: positions may start anywhere and have gaps.
+      Only differences matter: positions may start anywhere and have gaps.
 
     See Also:
       The guide to tables of offsets, for the checkpoints of Swin, BEiT, MaxViT and LeViT, and for another window.
