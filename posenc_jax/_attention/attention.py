@@ -172,7 +172,7 @@ def attention(
       - Explicit mesh axes may shard the first leading axis and heads; `jax.shard_map`, sequences too.
 
     See Also:
-      The guides to tiles, masks, models, biases of the tokens, and devices.
+      The guides to tiles, masks, models, biases of tokens, and devices.
 
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,
