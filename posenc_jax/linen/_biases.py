@@ -355,7 +355,7 @@ class ContentBias(nn.Module):
         adds the term afterwards, as ViTDet does.
       num_heads: the number of heads, if each head has its own table. None means that all heads share one table.
       first: $f$, the offset of the first row; see `posenc_jax.content_bias`.
-      max_distance: the greatest distance of DeBERTa's buckets; see `posenc_jax.content_bias`.
+      max_distance: DeBERTa's `max_relative_positions`; see `posenc_jax.content_bias`.
       out_of_range: "error", "nan", "zeros" or "nearest" for offsets without a row; see `posenc_jax.content_bias`.
       param_dtype: the dtype of the table.
       embedding_init: the initializer of the table, of shape (num_rows, head_dim) or (num_rows, num_heads, head_dim),
@@ -397,7 +397,7 @@ class ContentBias(nn.Module):
     def __call__(
         self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
     ) -> jax.Array:
-        """Returns the bias, a float32 array (..., heads, queries, keys), of query and key, (..., length, heads, head_dim)."""
+        """Returns the bias (..., heads, queries, keys) in float32, for query and key (..., length, heads, head_dim)."""
         shape = initializers.rows_shape(self.num_rows, self.num_heads, self.head_dim)
         table = self.param("embedding", self.embedding_init, shape, self.param_dtype)
         return calls.scaled_content_bias(self, query_positions, key_positions, query, key, table)

@@ -126,7 +126,7 @@ class LearnedEncoding(nn.Module):
 
 
 class RotaryEncoding(nn.Module):
-    """Rotates queries or keys according to their positions; see `posenc_jax.rotary`. It has no variables.
+    """Rotates queries or keys according to position; see `posenc_jax.rotary`. It has no variables.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -238,7 +238,7 @@ class PoPE(nn.Module):
         *,
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns `pope` of query and key, (..., seq, heads, head_dim). By default, keys have the positions of the queries."""
+        """Returns `pope` of query and key, (..., seq, heads, head_dim). By default, both have the same positions."""
         key_positions = positions if key_positions is None else key_positions
         counted = functools.partial(calls.counted_at_init, self, head_axis=self.head_axis)
         return calls.polar(self, query, key, counted(query, positions), counted(key, key_positions), self.delta)

@@ -68,7 +68,7 @@ def positional_attention(
 ) -> PositionalAttention:
     r"""An `attention_fn` for `nnx.MultiHeadAttention`, with any rotary embedding and any biases.
 
-    The score of a query at position $p$ and a key at $t$, where $R$ is the rotation of `posenc_jax.rotary`, is
+    With $R$ the rotation of `posenc_jax.rotary`, the score of a query at position $p$ and a key at $t$ is
 
     $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t) + \text{content\_bias}(p, t, q, k)$$
 
@@ -101,14 +101,14 @@ def positional_attention(
         function of (query, key, query_positions, key_positions) that returns both rotated.
       bias: a function of (query_positions, key_positions) that returns floats of shape (..., heads, queries, keys),
         such as a module of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
-      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
-        `ContentBias`, or your own module.
+      content_bias: a function of (query_positions, key_positions, query, key) that returns the same shape, such as
+        `ContentBias`.
       attention: `posenc_jax.attention`, with options bound by `functools.partial`, for linear memory. None means Flax's
         `dot_product_attention`.
-      layout: "half" or "interleaved", if rotation is a width or `Frequencies`; see `posenc_jax.rotary`.
-      part: "first" or "last", likewise.
-      num_axes: the number of coordinates of a position. None means that of the frequencies, or 1.
-      bias_positions: the positions that biases get: "input" for the positions of the call, "index" for 0, 1, 2, ….
+      layout: "half" or "interleaved", for a width or `Frequencies`; see `posenc_jax.rotary`.
+      part: "first" or "last", for a width or `Frequencies`; see `posenc_jax.rotary`.
+      num_axes: coordinates per position. None means as many as the frequencies have, or 1.
+      bias_positions: what biases get: "input", the positions of the call, or "index", 0, 1, 2, ….
 
     Returns:
       The attention_fn, a module with the parameters of rotation and biases. They become parameters of the layer. Layers

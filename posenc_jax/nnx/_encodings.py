@@ -126,7 +126,7 @@ class LearnedEncoding(nnx.Module):
 
 
 class RotaryEncoding(nnx.Module):
-    """Rotates queries or keys according to their positions; see `posenc_jax.rotary`. It has no parameters and no state.
+    """Rotates queries or keys according to position; see `posenc_jax.rotary`. It has no parameters and no state.
 
     Examples:
       A cache of rotated keys, first prefilled and then extended, is bitwise equal to rotating the whole sequence:
@@ -262,7 +262,7 @@ class PoPE(nnx.Module):
         *,
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns `pope` of query and key, (..., seq, heads, head_dim). By default, keys have the positions of the queries."""
+        """Returns `pope` of query and key, (..., seq, heads, head_dim). By default, both have the same positions."""
         key_positions = positions if key_positions is None else key_positions
         return calls.polar(self, query, key, positions, key_positions, self.phase[...])
 
