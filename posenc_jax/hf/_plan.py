@@ -235,7 +235,7 @@ class RotaryPlan:
             the features that are rotated. Values and outputs that are rotated have the same shape.
           layer: the index of the layer, from 0. A traced index, as in a scan over the layers, selects the layer at run
             time.
-          positions: see `rotary`. They must be at least 0 if a layer scales its queries.
+          positions: see `rotary`; at least 0 if a layer scales its queries.
           head_axis: the axis of the heads; see `rotary`.
           role: what x is: "query", "key", "value" or "output". It must be given if a layer of the plan scales its
             queries, if values are rotated, or with `scaled=True`.
