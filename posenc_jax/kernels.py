@@ -168,7 +168,7 @@ def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) ->
     fits = all(getattr(row, "dtype", None) == np.int32 for row in rows)
     require_type(fits, "constants", "an int32 array, as phase_constants gives it, or six int32 tiles", constants)
     count = len(constants) if isinstance(constants, Sequence) else (*constants.shape, 0)[0]
-    require(count == _ROWS, "constants must have {} rows, those of phase_constants, got {}", _ROWS, count)
+    require(count == _ROWS, "constants must have {} rows, as phase_constants returns, got {}", _ROWS, count)
     *increment, cosine_amplitude, sine_amplitude = (align(constants[i], positions.ndim) for i in range(_ROWS))
     quarter = np.int32(2**30)
     # `sine_of_phase` lags by a quarter cycle.

@@ -225,6 +225,6 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
         dealt = tuple(axes.count(axis) for axis in range(n))
         # A coordinate can run out of pairs before its section is complete.
         if dealt != sections:
-            message = "sections must give each coordinate its pairs when they are dealt out in turn"
-            raise invalid(f"{message}, got {sections}, which deals out {dealt}")
+            message = "sections must be the numbers of pairs that coordinates get when pairs alternate"
+            raise invalid(f"{message}, got {sections}, but they get {dealt}")
     return dataclasses.replace(frequencies, axes=axes)

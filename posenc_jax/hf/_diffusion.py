@@ -104,7 +104,7 @@ class DiffusionConfig(Values):
         given, _ = parse_config(config)
         self.class_name = name = str(given.get_required(NAME))
         require(name not in REFUSED, "{} {!r} is not read: {}", NAME, name, REFUSED.get(name))
-        message = "{} {!r} is not known: it must be that of a transformer of diffusers, in transformer/config.json"
+        message = "{} {!r} is not known: it must be a transformer of diffusers, in transformer/config.json"
         require(name in MODELS, message, NAME, name)
         defaults = FACTS["diffusion"][name]
         given.reject_unknown({*defaults, NAME}, name, speaks_of_positions)

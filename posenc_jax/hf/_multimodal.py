@@ -104,7 +104,7 @@ def positions_from_tokens(
 def _model_of(config: Any) -> tuple[Values, Multimodal]:
     """The part of a config that has the placeholders, and the facts of its model_type."""
     config, name = parse_config(config)
-    require(name, "model_type is missing: it says how a model places images and videos")
+    require(name, "model_type is missing: it determines how a model places images and videos")
     if name in THINKERS:
         key, name = "thinker_config", THINKERS[name]
         config.get_required(key)

@@ -1,4 +1,4 @@
-"""What a vision tower gives its patches: their order, their coordinates, and rows of a learned table."""
+"""The patches of a vision tower: their order, their coordinates, and their rows of a learned table."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
 
 def table_rows(method: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Array:
     """The rows of a learned table of an image's or video's patches, (patches, dim), in the tower's order."""
-    require(method not in ("none", "unknown"), "table must be left out, because that of the plan is {!r}", method)
+    require(method not in ("none", "unknown"), "table must be left out, because the table of the plan is {!r}", method)
     axes = ("2", "positions", "dim") if method == "by_coordinate" else ("rows", "columns", "dim")
     table = checks.floats("table", table, axes)
     frames, *size = _parse_shape(grid, shape)

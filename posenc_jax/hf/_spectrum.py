@@ -73,7 +73,7 @@ def frequencies_from_rope_parameters(
     length = None if length is None else checks.positive_int("length", length)
     settings = parse_mapping("rope_parameters", {} if rope_parameters is None else rope_parameters)
     is_one_set = not any(isinstance(value, Mapping) for value in settings.values())
-    require(is_one_set, "rope_parameters must be one set of settings, not those of layer types, got {!r:.60}", settings)
+    require(is_one_set, "rope_parameters must be one set of settings, not one per layer type, got {!r:.60}", settings)
     text = json.dumps(dict(settings), default=_parse_array)  # hashable, and tells 1, 1.0 and true apart
     return _read(head_dim, base, text, length, checks.flag("axes", axes))
 

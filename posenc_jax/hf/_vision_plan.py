@@ -1,4 +1,4 @@
-"""The plan of a vision tower: how its layers rotate, where its patches are, and how its learned table is resized."""
+"""The plan of a vision tower: how its layers rotate, where its patches are, and how its table is resized."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
         scale = plan.indexer.layers[0].query_scale
         config |= {"indexer_query_scale": dataclasses.asdict(scale)} if scale else {}
     same = rotary_from_config(config, length=plan.length) == plan
-    require(same, "plan must be one that rotary_from_config made: no config says this one")
+    require(same, "plan must be one that rotary_from_config made: no config gives this one")
     return config
 
 
