@@ -125,8 +125,8 @@ def attention(
       key: float array (..., keys, kv_heads, head_dim) of query's dtype. Each key head serves heads / kv_heads
         consecutive query heads.
       value: float array (..., keys, kv_heads, value_dim) of query's dtype.
-      bias: $b$, a function of a tile's positions, (..., queries) and (..., keys). It returns floats that broadcast to
-        (batch, heads, queries, keys).
+      bias: $b$, a function of a tile's query and key positions, (..., queries) and (..., keys). It returns floats that
+        broadcast to (batch, heads, queries, keys).
       query_data: an array or pytree of arrays (..., queries, heads or 1, …), for a bias that reads the tokens: bias(i,
         j, query_data, key_data) gets the data of a tile.
       key_data: an array or pytree of arrays (..., keys, kv_heads or 1, …).
@@ -145,7 +145,7 @@ def attention(
       sinks: float array (heads,), the score of one extra key per head, whose value is 0.
       scale: $c$, $1/\sqrt{\text{head\_dim}}$ by default. An array that broadcasts to (..., queries, heads) multiplies
         the query.
-      block_size: queries and keys per tile, at most.
+      block_size: the largest number of queries or keys per tile.
       implementation: "xla" or None; "mosaic_gpu" for experimental kernels on NVIDIA Hopper.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too.
 
@@ -160,19 +160,16 @@ def attention(
       ValueError: if one of a pair of arguments is missing, data are given without bias, or orders without causal.
       ValueError: if concrete key positions return to an earlier one, as in packed rows, under a causal mask or a window
         with a right bound, without segments, orders, data or a mask of queries.
-      ValueError: if a number is out of bounds, or the implementation does not exist or support this.
+      ValueError: if a number is out of bounds, or the implementation is unknown or does not support this.
 
     Notes:
-      - Tiles that masks hide are skipped. Other tiles compute their bias, and again for derivatives. Outside `jax.jit`,
-        each call with a bias recompiles.
-      - Both modes of differentiation reach residuals and what bias closes over, also twice, in linear memory. Use
-        `jax.vjp`, not `jax.linear_transpose`.
+      - Tiles that masks hide are skipped. Other tiles compute their bias, and compute it again for derivatives. Outside
+        `jax.jit`, each call with a bias recompiles.
+      - Forward and reverse mode reach residuals and arrays that bias closes over. Second derivatives take linear memory
+        too. Use `jax.vjp`, not `jax.linear_transpose`.
       - Scores and sums are float32 (float64 for float64 operands). Weights are cast to value's dtype. Masked keys and
         values must be finite.
       - Explicit mesh axes may shard the first leading axis and heads; `jax.shard_map`, sequences too.
-
-    See Also:
-      The guides to tiles, masks, models, biases of tokens, and devices.
 
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,
