@@ -62,7 +62,7 @@ def fourier_features(
       - The phases $x_k B_{kj}$ and their sum over $k$ are fixed-point fractions of a cycle. No matrix product rounds
         the sum, so it has the same bits in every program.
       - With $m$ coordinates, features are within $9\cdot10^{-8} + 6\cdot10^{-9}\,m$ of their true values for the given
-        $x$ and $B$, up to magnitudes of 2³¹ and 2²⁴.
+        $x$ and $B$, for entries of $x$ up to 2³¹ and of $B$ up to 2²⁴.
       - The paper's formula puts the cosine before the sine and has an amplitude.
 
     Reference:

@@ -192,7 +192,7 @@ def resize_table(
         zeros_outside, or if size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
 
     Notes:
-      - The result is computed in at least float32. A table of the same shape is returned with the same bits, unless
+      - The result is computed in at least float32. If the shape does not change, the bits do not change either, unless
         there is a size_offset. A NaN or an infinity in the table spreads to all rows.
       - Without zeros_outside, "torch_cubic" repeats the first and the last row beyond the border. The other methods use
         only the rows that exist, with their weights normalized.

@@ -24,7 +24,7 @@ def axial(
     *,
     interleaved: bool = False,
 ) -> Frequencies:
-    r"""Axial frequencies: each coordinate of a position has its own block of features.
+    r"""Axial frequencies: each coordinate of a position has its own features.
 
     Coordinate $c$ has the spectrum $\omega^{(c)}_0, …, \omega^{(c)}_{n_c-1}$. The pairs of the result are
 
@@ -46,10 +46,10 @@ def axial(
       (0, 1, 0, 1)
 
     Args:
-      frequencies: a sequence with one spectrum per coordinate. Each is an int $w$, for `geometric(w, base)`, or
-        Frequencies with one axis and an even width: (16, 56, 56) for time, row and column in Flux and HunyuanVideo.
-        With num_axes, instead one spectrum that all coordinates share: Frequencies, or an int, the total width, for
-        `geometric(width // num_axes, base)`.
+      frequencies: either a sequence with one spectrum per coordinate, such as (16, 56, 56) for time, row and column in
+        Flux and HunyuanVideo. Each entry is an int width w, for `geometric(w, base)`, or Frequencies with one axis and
+        an even width. Or, together with num_axes, one spectrum for all coordinates: Frequencies, or an int, the total
+        width, for `geometric(width // num_axes, base)`.
       num_axes: the number of coordinates, such as 2 for images and 3 for video. Leave it out if frequencies is a
         sequence.
       base: the base of `geometric`, 10,000 by default; only allowed for int widths.

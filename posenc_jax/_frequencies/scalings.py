@@ -113,7 +113,8 @@ def yarn(
       factor: $s$, at least 1.
       original_max: $L$, the training length.
       beta_fast: pairs that make at least this many cycles in $L$ are unchanged.
-      beta_slow: pairs that make at most this many cycles in $L$ are divided by $s$; at most beta_fast.
+      beta_slow: pairs that make at most this many cycles in $L$ are interpolated: their frequency is divided by $s$. At
+        most beta_fast.
       truncate: whether $c(\beta_\text{fast})$ is first rounded down and $c(\beta_\text{slow})$ rounded up to integers.
       attention_factor: the amplitude, positive; $0.1 \ln s + 1$ by default.
 
@@ -241,9 +242,10 @@ def llama3(
     Args:
       frequencies: Frequencies, or an int width for `geometric(width)`.
       factor: $s$, at least 1.
-      low_freq_factor: $\alpha$, positive. Pairs that make at most this many cycles in $L$ are divided by $s$.
+      low_freq_factor: $\alpha$, positive. Pairs that make at most this many cycles in $L$ are interpolated: their
+        frequency is divided by $s$.
       high_freq_factor: $\beta$, at least $\alpha$. Pairs that make at least this many cycles in $L$ are unchanged. If
-        $\beta = \alpha$, a pair that makes exactly $\alpha$ cycles is divided by $s$.
+        $\beta = \alpha$, a pair that makes exactly $\alpha$ cycles is interpolated.
       original_max: $L$, the training length.
 
     Returns:
@@ -311,7 +313,7 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
 @public
 @cached_by_value
 def riflex(frequencies: Frequencies | int, length: int, *, pair: int) -> Frequencies:
-    r"""RIFLEx: lowers the one frequency with whose period a video would repeat itself.
+    r"""RIFLEx: lowers the frequency whose period makes a longer video repeat itself.
 
     $$\omega'_k = \begin{cases} 0.9 \cdot 2\pi / L & L > N_k \\ \omega_k & \text{otherwise} \end{cases}, \qquad
       N_k = \operatorname{round}(2\pi / \omega_k)$$
