@@ -44,6 +44,8 @@ def grid_positions(
 
       >>> pe.grid_positions((2, 3), order="column").tolist()
       [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
+      >>> columns_first = pe.grid_positions((14, 24), order="column")
+      >>> mae = pe.sinusoidal(columns_first, 384 // 2, layout="half").reshape(-1, 384)
 
       Counted from the centre, as in Qwen-Image; the second reference image of FLUX.2; frames at a distance of 8:
 
@@ -56,8 +58,8 @@ def grid_positions(
     Args:
       shape: the number of patches along each side: (height, width), (time, height, width), or any other number of
         sides.
-      start: the coordinate of the first patch: one number for all sides, or one per side, in the order of shape. For a
-        side of 1, it is the coordinate that all patches share.
+      start: the coordinate of the first patch: one number, or one per side. For a side of 1, it is the coordinate that
+        all patches share.
       step: the distance between neighbours: one number, or one per side; of any sign.
       order: the order of the coordinates within a position. It does not change the order of the tokens. "row" keeps the
         order of the sides: (row, column) or (time, row, column). "column" swaps the last two: (column, row) or (time,
@@ -78,8 +80,8 @@ def grid_positions(
         are 2³¹ tokens or more.
 
     Notes:
-      The sinusoidal encoding of position 0 is not zero. If a model's table is zero for its class token, as in MAE,
-      encode the grid without leading tokens and put rows of zeros in front.
+      The encoding of position 0 is not zero. If a table is zero for its class token, as in MAE, put rows of zeros
+      before the encodings of the grid.
 
     Reference:
       He et al., "Masked Autoencoders Are Scalable Vision Learners", 2022, appendix A.1, and its `pos_embed.py`.
