@@ -216,8 +216,8 @@ def fire(
       TypeError: if mlp is not four float arrays, c or threshold is neither a number nor a numeric array, or for the
         same reasons as in `alibi`.
       ValueError: if the shapes in mlp do not match, c or threshold is an array but not a scalar, or for the same
-        reasons as in `alibi`. For c and threshold given as numbers, also if one is not positive, or if float32 cannot
-        hold it, $cL$ or $c$ times any distance.
+        reasons as in `alibi`. If c and threshold are numbers: also if one is not positive, or if $c$, $L$, $cL$ or $c$
+        times any distance does not fit into float32.
 
     Notes:
       - FIRE is for causal attention, $j \le i$, where the argument of $f$ is at most 1. Mask later keys. As in the

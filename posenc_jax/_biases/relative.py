@@ -81,7 +81,7 @@ def relative_position_bias(
     Raises:
       TypeError: if positions are not integers of a common dtype, or table or prefix is not a float array.
       ValueError: if positions do not have one coordinate per axis of the table (for one axis: if concrete positions are
-        the points of a grid), or their leading axes do not broadcast.
+        coordinates of a grid), or their leading axes do not broadcast.
       ValueError: if the table has no heads, or an even or symbolic number of offsets along an axis; or prefix does not
         have shape (3, heads).
       ValueError: if concrete positions are out of range.

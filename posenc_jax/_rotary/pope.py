@@ -84,8 +84,8 @@ def pope(
         features of x.
       - Angles are correct at every int32 position, and a decode step has the same bits as the full sequence. Magnitudes
         and products are float32 (float64 for float64 x) and rounded once. Sines and cosines are float32.
-      - Differentiable in x, float positions, an array of frequencies and the phase. Reverse mode stores only the
-        arguments.
+      - Differentiable in x, float positions, an array of frequencies and the phase, in forward and reverse mode.
+        Reverse mode stores only arguments.
 
     See Also:
       `shift_keys`, to move cached keys; the guide to RoPE, section "What and where apart: PoPE".

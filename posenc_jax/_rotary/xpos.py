@@ -97,7 +97,7 @@ def xpos(
         later queries. xPos is for causal attention, $p \ge q$.
       - The scales fit into float32 for $|p - o| \le 88\,b/\ln(1/\zeta_0)$: by default, within 36,000 positions of the
         origin. Farther away, one of the two scales becomes infinite and the other becomes zero. For longer sequences,
-        choose an origin near the window that attends.
+        choose an origin near the tokens that attend to each other.
 
     Reference:
       Sun et al., "A Length-Extrapolatable Transformer", 2023, section 2.2. The origin is fixed here; the authors' code
