@@ -102,7 +102,7 @@ def positional_attention(
 
     Args:
       rotation: a width, even and at most head_dim; `Frequencies`; a `RotaryEncoding` or `PoPE` with head_axis -2; or a
-        function of (query, key, query_positions, key_positions) that returns both rotated.
+        function of (query, key, query_positions, key_positions) that returns both rotated. None means no rotation.
       bias: a function of (query_positions, key_positions) that returns floats of shape (..., heads, queries, keys),
         such as a module of `posenc_jax.linen` or `functools.partial(pe.alibi, heads=8)`.
       content_bias: a function of (query_positions, key_positions, query, key) that returns the same shape, such as
@@ -111,7 +111,7 @@ def positional_attention(
         `dot_product_attention`.
       layout: "half" or "interleaved", for a width or `Frequencies`; see `posenc_jax.rotary`.
       part: "first" or "last", for a width or `Frequencies`; see `posenc_jax.rotary`.
-      num_axes: coordinates per position. None means as many as the frequencies have, or 1.
+      num_axes: coordinates per position. None means the axes of the frequencies, or 1.
       bias_positions: what biases get: "input", the positions of the call, or "index", 0, 1, 2, ….
 
     Returns:
@@ -141,7 +141,7 @@ def positional_attention(
       The guides to Flax models and to masks.
 
     Reference:
-      Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
+      Su et al., "RoFormer", 2021, section 3.2.2, equation 16.
     """
     modules = PoPE, RotaryEncoding
     settings, function = PositionalSettings.parse(rotation, layout, part, num_axes, bias_positions, *modules)

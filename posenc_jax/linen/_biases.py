@@ -285,7 +285,7 @@ class RelativePositionBias(nn.Module):
         …, num_heads) if symmetric, which may add metadata (`nn.with_partitioning`). By default normal with standard
         deviation 0.02, as in Swin.
       prefix_init: the initializer of the biases of tokens outside the grid, of shape (3, num_heads), which may add
-        metadata. The default is the same.
+        metadata. It has the same default.
 
     Raises:
       TypeError: if window is not a sequence of integers, num_heads is not an integer, or class_token, symmetric or flat

@@ -302,8 +302,8 @@ class RelativePositionBias(nnx.Module):
       param_dtype: the dtype of the parameters.
       embedding_init: the initializer of the table, of shape (2·side − 1 per side of the window, num_heads), or (side,
         …, num_heads) if symmetric. By default normal with standard deviation 0.02, as in Swin.
-      prefix_init: the initializer of the biases of tokens outside the grid, of shape (3, num_heads). The default is the
-        same.
+      prefix_init: the initializer of the biases of tokens outside the grid, of shape (3, num_heads). It has the same
+        default.
       embedding_metadata: metadata of the table, such as its sharding.
       prefix_metadata: metadata of the biases of tokens outside the grid.
       rngs: the random number generators for the initial values.

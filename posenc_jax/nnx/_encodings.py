@@ -149,8 +149,8 @@ class RotaryEncoding(nnx.Module):
       frequencies: the width to rotate, or `Frequencies` of that width, even and at most head_dim.
       layout: "half" or "interleaved"; see `posenc_jax.rotary`.
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has no
-        default because both conventions are in use: -2 is that of `jax.nn.dot_product_attention`, `None` that of
-        `flax.nnx.RoPE`. A wrong axis gives no error, but rotates x by the indices of its heads.
+        default because both conventions are in use: `jax.nn.dot_product_attention` takes the first shape,
+        `flax.nnx.RoPE` the second. A wrong axis gives no error, but rotates x by the indices of its heads.
       part: which features are rotated if the width is below head_dim: the "first" or the "last".
 
     Raises:
