@@ -82,7 +82,7 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
         is used.
 
     Returns:
-      Frequencies of dim/2 pairs if length is an integer. If length is an array: the $\omega_i$ as a float32 array of
+      Frequencies of dim/2 pairs if length is an integer. If length is an array, the $\omega_i$ as a float32 array of
       shape (dim/2,), accurate to a few units in the last place. Every function accepts this array as `frequencies`.
 
     Raises:

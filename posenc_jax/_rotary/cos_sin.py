@@ -99,7 +99,7 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
         layout.
 
     Returns:
-      A `CosSin`, which unpacks into cosines and sines: two float32 arrays of shape (..., num_pairs), or (..., 2 ·
+      A `CosSin`, which unpacks into cosines and sines. Both are float32 arrays of shape (..., num_pairs), or (..., 2 ·
       num_pairs) with one column per feature. They are within 9e-8 · a at every int32 position, and NaN where a position
       lies outside int32 but could not be rejected at trace time. Differentiable in float positions and in an array of
       frequencies.

@@ -145,9 +145,9 @@ class VisionPlan(RotaryPlan):
           merge_size: for VideoLLaMA 3, whose processor returns it with each image: 1 for an image, 2 for a video.
 
         Returns:
-          An array of shape (tokens, axes): (row, column), or (time, row, column) if time rotates pairs. It is int32, or
-          float32 if coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and are not
-          rotated. For a layer that attends within windows, the array holds the tokens of one window.
+          An array of shape (tokens, axes). Its axes are (row, column), or (time, row, column) if time rotates pairs. It
+          is int32, or float32 if coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and
+          are not rotated. For a layer that attends within windows, the array holds the tokens of one window.
 
         Raises:
           TypeError: if shape is not a sequence of integers, or layer or merge_size is not an integer.
