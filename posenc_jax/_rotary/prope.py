@@ -106,7 +106,7 @@ def prope(
         order, in forward and reverse mode. The derivative in x alone stores only the cameras.
 
     See Also:
-      `rotary`, for the position of a patch in its image; the guide to several coordinates.
+      `rotary`, for the position of a patch in its image; the guide to vision and video.
 
     Reference:
       Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware
