@@ -20,10 +20,7 @@ DOCS = pathlib.Path(__file__).parent
 README = DOCS.parent / "README.md"
 INCLUDES = DOCS.parent / "build" / "docs"
 FOLDER = DOCS / "downloads"
-LEARN = (
-    "coming_from why sinusoidal rotations adding learned rope contexts dimensions biases offset_tables tiles"
-    " content_biases phases"
-).split()
+LEARN = "why sinusoidal rotations adding rope contexts dimensions vision biases tiles phases".split()
 # A run of lines between fences, or a fence with its language and its content.
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flags=re.MULTILINE | re.DOTALL)
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
@@ -45,7 +42,7 @@ TAG = re.compile(r"^ *</?(?:pe-view|div)\b[^>]*>\n?", flags=re.MULTILINE)
 def pages() -> list[pathlib.Path]:
     """The pages that are notebooks too."""
     return [
-        *sorted(path for path in (DOCS / "notebooks").glob("*.md") if path.stem != "index"),
+        *sorted((DOCS / "notebooks").glob("*.md")),
         *(DOCS / f"{name}.md" for name in LEARN),
     ]
 

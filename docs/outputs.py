@@ -3,10 +3,9 @@
 A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
 after a block, or after what it prints, is matplotlib's current figure. A block that begins with
-`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists the sessions of
-noxfile.py and maintenance.py, as `nox -l` does, `outputs/model_types.md` and `outputs/diffusion_*.md` the models that
-configs are read of, `outputs/evidence_*.md` what demo/evidence.json holds, and `outputs/sheet_*.md` the tables of the
-page to print.
+`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/model_types.md` and
+`outputs/diffusion_*.md` list the models that configs are read of, `outputs/evidence_*.md` the runs of
+demo/evidence.json.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import re
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import diffusion_models
@@ -28,7 +26,6 @@ import jax
 import matplotlib
 import model_types
 import numpy as np
-import sheet
 
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
@@ -54,8 +51,9 @@ class Block(NamedTuple):
 
 
 def pages() -> list[pathlib.Path]:
-    """Every page with Python in it."""
-    return sorted(p for p in DOCS.rglob("*.md") if "```python" in p.read_text(encoding="utf-8"))
+    """Every page with Python in it, and CONTRIBUTING.md."""
+    files = [*sorted(DOCS.rglob("*.md")), DOCS.parent / "CONTRIBUTING.md"]
+    return [file for file in files if "```python" in file.read_text(encoding="utf-8")]
 
 
 def blocks_of(page: pathlib.Path) -> list[Block]:
@@ -65,16 +63,6 @@ def blocks_of(page: pathlib.Path) -> list[Block]:
         Block(textwrap.dedent(match["code"]), text.count("\n", 0, match.start()) + 2, match["output"], match["figure"])
         for match in BLOCK.finditer(text)
     ]
-
-
-def sessions(noxfile: str) -> Iterator[str]:
-    """Lines of Markdown: a table under each heading of a noxfile, with the first line of each session's docstring."""
-    for part in noxfile.split("\n\n\n"):
-        if re.fullmatch("# .*", part):
-            yield from ("", f"**{part.removeprefix('# ')}**", "", "| session | what it does |", "| --- | --- |")
-        elif part.startswith("@nox.session"):
-            name, text = re.search(r'^def (\w+).*\n +"""(.+?)(?:"""|$)', part, flags=re.MULTILINE).groups()
-            yield f"| `{name}` | {text} |"
 
 
 def too_new(code: str) -> str | None:
@@ -140,11 +128,8 @@ def main() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     args.includes.mkdir(parents=True, exist_ok=True)
-    noxfiles = ((DOCS.parent / name).read_text(encoding="utf-8") for name in ("noxfile.py", "maintenance.py"))
-    lines = [line for noxfile in noxfiles for line in sessions(noxfile)]
-    (args.includes / "sessions.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
-    for name, text in (diffusion_models.texts() | findings.texts() | sheet.texts()).items():
+    for name, text in (diffusion_models.texts() | findings.texts()).items():
         (args.includes / name).write_text(text, encoding="utf-8")
     chosen = args.pages or pages()
     for i, page in enumerate(chosen):

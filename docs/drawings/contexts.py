@@ -30,13 +30,13 @@ def unseen_phases() -> Figure:
     positions up to 32,768 add is vermilion. Pair 30 is seen all round; of pair 47 a quarter is new, of pair 55 three
     quarters, and of pair 63, seen for a thirteenth of the dial, half of the dial is new and the rest is
     still never reached."""
-    turns = 1 / pe.geometric(_DIM, _BASE).wavelengths
+    cycles = 1 / pe.geometric(_DIM, _BASE).wavelengths
     pairs = (30, 47, 55, 63)
     figure, dials = panels((1, 4, 250), (2, 2, 430), [f"pair {i}" for i in pairs])
     for axes, i in zip(dials, pairs, strict=True):
         axes.set(aspect="equal", xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
         axes.set_axis_off()
-        seen, used = (min(1.0, length * turns[i]) for length in (_LENGTH, _FACTOR * _LENGTH))
+        seen, used = (min(1.0, length * cycles[i]) for length in (_LENGTH, _FACTOR * _LENGTH))
         styles = (
             (0.0, 1.0, f"{GREY}60", 2.0),
             (seen, used, NEW, 5.0),
@@ -46,7 +46,7 @@ def unseen_phases() -> Figure:
             angle = 2 * np.pi * np.linspace(start, stop, 200)
             if stop > start:
                 axes.plot(np.cos(angle), np.sin(angle), color=colour, lw=width, solid_capstyle="butt")
-        axes.text(0, 0, f"{_LENGTH * turns[i]:.3g} cycles", ha="center", va="center")
+        axes.text(0, 0, f"{_LENGTH * cycles[i]:.3g} cycles", ha="center", va="center")
     handles = [
         Line2D([], [], color=SEEN, lw=9, label="seen: positions below 4,096"),
         Line2D([], [], color=NEW, lw=5, label="new: positions below 32,768"),

@@ -14,14 +14,14 @@ from posenc_jax.plot import _drawing
 def patch_similarity() -> Figure:
     """Similarity of one patch, in row 4 and column 15 of a grid of 14 rows and 24 columns, with all others, in three
     panels. Encoded by row and column, it is largest at the patch and along its row and its column, a cross. Encoded by
-    its place in the flattened order, a few patches to its left and right are similar, and the patches above and below
+    its index in the flattened order, a few patches to its left and right are similar, and the patches above and below
     are not. Encoded with the sides of the grid exchanged, the cross breaks into short dashes all over the image, in
     slanting rows."""
     height, width, row, column = 14, 24, 4, 15
     f = pe.axial(64, 2, 100.0)
     tables = {
         "by row and column": pe.sinusoidal(pe.grid_positions((height, width)), f),
-        "by place in the sequence": pe.sinusoidal(jnp.arange(height * width), pe.geometric(64, 100.0)),
+        "by index in the sequence": pe.sinusoidal(jnp.arange(height * width), pe.geometric(64, 100.0)),
         "with the sides exchanged": pe.sinusoidal(pe.grid_positions((width, height)), f),
     }
     figure, grid = panels((1, 3, 260), (3, 1, 780), tables, "column", "row", sharex=True, sharey=True)
@@ -57,9 +57,9 @@ def mixed_similarity() -> Figure:
 
 
 def pair_coordinates() -> Figure:
-    """Three strips of 64 pairs, each with lanes for time, row and column and a mark where the coordinate rotates the
-    pair. Axial for an image: the first half row, the second half column. Sections in blocks, 16, 24, 24: time, then
-    row, then column. Sections dealt out, 24, 20, 20: the three take turns up to pair 59, then time has the rest."""
+    """Three strips of 64 pairs, each with lanes for time, row and column and a mark where the coordinate rotates
+    the pair. Axial for an image: the first half row, the second half column. Sections in blocks, 16, 24, 24: time, then
+    row, then column. Alternating sections, 24, 20, 20: the three alternate up to pair 59, then time has the rest."""
     spectra = {
         "axial(128, 2)": pe.axial(128, 2),
         "multi_section(128, (16, 24, 24))": pe.multi_section(128, (16, 24, 24)),

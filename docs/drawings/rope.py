@@ -30,8 +30,8 @@ def _hand(axes: Axes, angle: float, colour: str, label: str, **style: object) ->
 def turned_pairs() -> Figure:
     """Three dials of one pair of features. In the first, arrows for positions 0 to 5 stand at equal angles, each a step
     further round. In the second, a query at position 5 and a key at position 2 enclose an angle of one hundred degrees.
-    In the third, with the query at 11 and the key at 8, both arrows are rotated by the same amount from their places,
-    drawn dashed, and the angle between them is the same."""
+    In the third, with the query at 11 and the key at 8, both arrows are rotated by the same amount from where they
+    were, drawn dashed, and the angle between them is the same."""
     step, query, key = 0.42, 0.5, 0.02  # radians a position, and the angles of the contents
     titles = ("a pair at positions 0 to 5", "query at 5, key at 2", "query at 11, key at 8")
     figure, (fan, here, moved) = panels((1, 3, 255), (3, 1, 770), titles)
@@ -63,7 +63,7 @@ def heads() -> Figure:
     ones = jnp.ones((41, 1, 64))
     figure, axes = single("key, tokens before the query", "score / largest")
     for i, (turn, label) in enumerate({0: "looks at itself", -5: "looks five back"}.items()):
-        query = pe.rotary(jnp.ones((1, 1, 64)), turn, head_axis=-2)  # at position 0, after the turn of its weights
+        query = pe.rotary(jnp.ones((1, 1, 64)), turn, head_axis=-2)  # at position 0, after the rotation by its weights
         scores = np.asarray(jnp.sum(query * pe.rotary(ones, -back, head_axis=-2), axis=(1, 2))) / 64
         axes.plot(np.asarray(back), scores, label=label, markevery=5, **_drawing.line(i))
     axes.xaxis.set_major_locator(_drawing.whole_ticks())
