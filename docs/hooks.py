@@ -219,6 +219,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     if page.file.src_uri == "api/index.md":
         return overview(markdown)
     if page.file.src_uri.startswith("api/"):
+        page.meta["search"] = {"boost": 1.5}  # who types a name looks for it
         return ENTRY.sub(entry, completed(markdown))
     text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
     text = PRINTED.sub(r'\1 { .text data-search-exclude="" }\n', text)
