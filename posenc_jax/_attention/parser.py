@@ -17,7 +17,7 @@ from posenc_jax._biases.parser import check_no_coordinates, parse_tile
 from posenc_jax._jax import checks, sharding
 from posenc_jax._jax.arrays import align, compute_dtype, unwrap_array
 from posenc_jax._jax.errors import callback, invalid, require, require_type, wrong_type
-from posenc_jax._jax.primitives import retyped, varying
+from posenc_jax._jax.primitives import interned, retyped, varying
 
 
 def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -349,4 +349,4 @@ def trace_bias(
     batch, _, heads, _ = jax.typeof(x.query).sharding.spec
     like_spec = PartitionSpec(batch, heads, None, None)
     checks.sharded_like("a tile of bias", outputs[0].sharding.spec, "query", like_spec)
-    return traced.jaxpr, tuple(traced.consts)
+    return interned(traced.jaxpr), tuple(traced.consts)

@@ -8,11 +8,13 @@ calls methods of types that JAX does not document.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
@@ -137,6 +139,34 @@ def evaluated(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """The results of an equation of a jaxpr, whose derivatives are those of a `jax.custom_jvp` if it calls one."""
     results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
+
+
+_INTERNED: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+
+def interned(jaxpr: Any) -> Any:
+    """The first of equal jaxprs, so that primitives with equal ones share their rules and their function.
+
+    Jaxprs are equal if their equations are: primitives, parameters by `==`, operands and types. JAX caches what a
+    function that is called again traces to, so the jaxprs in parameters are often the same objects. A jaxpr with a
+    parameter that cannot be hashed is its own.
+    """
+    names: dict[Any, int] = {}
+
+    def name(x: Any) -> Any:
+        if hasattr(x, "val"):  # a literal; zeros have signs
+            return x.aval, np.asarray(x.val).tobytes()
+        return names.setdefault(x, len(names)), x.aval
+
+    rows: list[Any] = [[*map(name, (*jaxpr.constvars, *jaxpr.invars))]]
+    for eqn in jaxpr.eqns:
+        rows.append((eqn.primitive, tuple(eqn.params.items()), eqn.ctx, *map(name, (*eqn.invars, *eqn.outvars))))
+    rows.append([*map(name, jaxpr.outvars)])
+    key = len(jaxpr.constvars), *map(tuple, rows)
+    try:
+        return _INTERNED.setdefault(key, jaxpr)
+    except TypeError:
+        return jaxpr
 
 
 def retyped(x: Any, shape: Sequence[Any], *, dtype: Any = None, spec: Any = None, sharding: Any = None) -> Any:
