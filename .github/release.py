@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("posenc_jax/__init__.py", "CITATION.cff", "CHANGELOG.md", "docs/releases.md", "README.md")
+FILES = ("posenc_jax/__init__.py", "CITATION.cff", "CHANGELOG.md", "docs/about.md", "README.md")
 
 
 def only(pattern: str, text: str, what: str) -> str:

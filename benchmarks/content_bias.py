@@ -2,8 +2,7 @@
 
 Times attention with `content_bias` beside attention without a bias and beside `jax.nn.dot_product_attention` with the
 formula as its authors' code has it, which multiplies all queries by all rows, and makes the bias of all queries and
-keys. Forward, and forward and backward to queries, keys, values and tables, float32; each round times all. The page
-docs/content_biases.md prints what the compiler says of memory.
+keys. Forward, and forward and backward to queries, keys, values and tables, float32; each round times all.
 """
 
 import argparse

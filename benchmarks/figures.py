@@ -70,20 +70,24 @@ def bars(result, scheme):
     """A panel for each case: times in copies, the fastest on top."""
     entries = {entry["name"]: entry for entry in result["speed"]}
     found = {case: medians(entries[case.name]) for row in BARS for case in row if case.name in entries}
-    rows = [row for row in BARS if any(found.get(case) for case in row)]
+    width = matplotlib.rcParams["figure.figsize"][0]
+    columns = 2 if width > 5 else 1
+    rows = BARS if columns == 2 else [[case] for row in BARS for case in row]
+    rows = [row for row in rows if any(found.get(case) for case in row)]
     if not rows:
         return None
     counts = [max(len(found.get(case, ())) for case in row) for row in rows]
     # In inches: names at the left of bars, and above and below each row its title and its numbers.
-    width, names, beside, bar, above, below, top = 7.5, 1.62, 1.98, 0.19, 0.44, 0.36, 0.4
-    beneath = 0.4 * (len(rows[0]) > 1)  # for the legend, if the first row has no room
+    names, bar, above, below, top = 1.62, 0.19, 0.44, 0.36, 0.4
+    beside = width / columns - names - 0.15
+    beneath = (1.6 / columns - 0.4) * (len(rows[0]) == columns)  # for the legend, if the first row has no room
     height = top + bar * sum(counts) + (above + below) * len(rows) + beneath
     figure, drawn, bottom = Figure(figsize=(width, height)), [], height - top
     for row, count in zip(rows, counts, strict=True):
         bottom -= above + bar * count
         for i, case in enumerate(row):
             if found.get(case):
-                place = ((i * width / 2 + names) / width, bottom / height, beside / width, bar * count / height)
+                place = ((i * width / columns + names) / width, bottom / height, beside / width, bar * count / height)
                 drawn.append((figure.add_axes(place), case))
         bottom -= below
     # Decode steps are short, so that what a call costs is many copies: they have an axis of their own.
@@ -99,7 +103,7 @@ def bars(result, scheme):
     if not beneath:
         where = {"loc": "upper left", "bbox_to_anchor": (0.52, 1 - (top + above - 0.1) / height)}
     else:
-        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.05 / height), "ncols": 2}
+        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.05 / height), "ncols": columns}
     figure.legend(handles=handles, frameon=False, borderaxespad=0, **where)
     return figure
 
@@ -129,6 +133,7 @@ def draw_bars(panel, ratios, peers, scheme, limits):
     panel.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
     panel.xaxis.set_minor_formatter(NullFormatter())
     panel.spines[["top", "right", "left"]].set_visible(False)
+    panel.grid(visible=False, axis="y")
     panel.tick_params(axis="y", length=0)
     panel.tick_params(axis="x", which="both", labelsize="small")
 
@@ -165,7 +170,7 @@ def accuracy(result, scheme):
         for name in group:
             row = [np.nan if e is None else max(e, 1e-12) for e in errors[name]]
             style = {"color": colour, "marker": marker, "markersize": 5 if ours else 6, "lw": 2.4 if ours else 1}
-            label = textwrap.fill(names + last, 76) if name == group[0] else None
+            label = textwrap.fill(names + last, int(10 * figure.get_figwidth())) if name == group[0] else None
             face = colour if ours else "none"
             axes.plot(positions, row, label=label, markerfacecolor=face, zorder=4 if ours else 2, **style)
     axes.axhline(2.0**-24, color=scheme["text"], lw=1, ls=":")
@@ -184,7 +189,7 @@ def accuracy(result, scheme):
 
 
 def single(title, xlabel, ylabel, height):
-    figure = Figure(figsize=(7.5, height), layout="constrained")
+    figure = Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height), layout="constrained")
     axes = figure.subplots()
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.grid(True)
@@ -201,8 +206,13 @@ def growth(result, scheme, over):
         return None
     memory = {entry["name"]: entry["bytes"] for entry in result.get("memory", []) if entry["bytes"]}
     columns = ["time of a call (ms)"] + ["memory beside results (MB)"] * bool(memory)
-    figure = Figure(figsize=(7.5, 0.35 + 2.65 * len(kinds)), layout="constrained")
-    grid = figure.subplots(len(kinds), len(columns) + 1, squeeze=False, width_ratios=[1] * len(columns) + [0.62])
+    width, ratios = matplotlib.rcParams["figure.figsize"][0], [1] * len(columns) + [0.62]
+    if width > 5:
+        figure = Figure(figsize=(width, 0.35 + 2.65 * len(kinds)), layout="constrained")
+        grid = figure.subplots(len(kinds), len(ratios), squeeze=False, width_ratios=ratios)
+    else:  # one below another
+        figure = Figure(figsize=(width, 2.65 * sum(ratios) * len(kinds)), layout="constrained")
+        grid = figure.subplots(len(kinds) * len(ratios), 1, height_ratios=ratios * len(kinds)).reshape(len(kinds), -1)
     styles = style_of(result, scheme)
     for line, (kind, entries) in zip(grid, kinds.items(), strict=True):
         axis = {"length": 0 if kind == "table" else 1, "heads": 2}[over]
@@ -244,6 +254,7 @@ def draw(result, folder, name):
     for suffix, scheme in SCHEMES.items():
         style = dict.fromkeys(COLOURED, scheme["text"])
         style |= {"font.size": 9, "grid.color": scheme["grid"], "grid.linewidth": 0.6, "axes.titlesize": "large"}
+        style |= {"figure.figsize": (7.5, 4.6)}  # the width of all
         with matplotlib.rc_context(style):
             drawn = {
                 "bars": bars(result, scheme),

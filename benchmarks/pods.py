@@ -1,8 +1,8 @@
 """Bytes that each device of a whole TPU pod holds, as the TPU compiler says: every encoding, rotation and bias.
 
-`python benchmarks/pods.py` compiles and writes results/pods.json and results/pods.md, which the documentation includes;
+`python benchmarks/pods.py` compiles and writes results/pods.json and the report of it, results/pods.md;
 `nox -f maintenance.py -s "bench_compiled(tpu)"` runs it in the environment that the compiler needs. `--tables` writes
-the tables of the JSON anew. `tests/devices/on_pods.py` has the cases, and says what each device may keep.
+the report of the JSON anew. `tests/devices/on_pods.py` has the cases, and says what each device may keep.
 """
 
 import argparse
@@ -100,19 +100,53 @@ def paper(result):
     return markdown(head, rows)
 
 
+TEXT = """\
+# Whole TPU pods, compiled
+
+{versions}. Compiled, not run: no TPU was available. A compiled program has fixed collectives, shapes and memory, but
+no time.
+
+Each row is a function compiled for all chips of a pod, with 2³⁰ positions along the sequence unless the first
+argument says otherwise. Figures are for one device; where no target is named, v5e and v6e agree to the MiB. "Batch
+and heads" has a mesh of three axes, 4 × 16 × 4 or 8 × 8 × 8.
+
+## 256 chips of v5e and v6e
+
+{few}
+
+## 512 chips of v5p
+
+{many}
+
+Besides its arguments and result, a device keeps:
+
+| function | keeps |
+| --- | --- |
+| encoding, addition, shift, matrix, similarity | nothing |
+| rotary embedding, four heads and more; xPos | cosine and sine, 1,024 bytes per position; xPos eight more |
+| bias | the distance, four bytes per score; T5 fifteen comparisons, a byte each; FIRE the network's numbers |
+| learned table, Fourier features | the looked-up rows; cosines and sines |
+
+## 65,536 devices
+
+Extrapolated from smaller pods, for 2³¹ positions, 32,768 on each device:
+
+{paper}
+
+If n devices split N positions, each holds a + b N/n bytes of any array: b per position, and a for constants. Two pod
+sizes determine the line and a third checks it: 256 and 512 chips of v5p predict what each of 4,096 holds, in most
+cases to the byte. An array of all positions would show as 4 GiB in a; instead a is at most a learned table of 2 MiB.
+
+The compiler also takes such a pod (v5p:64x32x32) for the encoding of 2³⁰ positions: no collective, no temporaries, 64
+KiB of positions and 8 MiB of result on each device. For a rotary embedding it runs out of fast memory.
+"""
+
+
 def text(result):
-    """What the page includes."""
+    """The report."""
     *few, many = pods.PODS
-    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    parts = {
-        "versions": f"{result['date']}, {versions}",
-        "few": table(result, few),
-        "many": table(result, [many]),
-        "paper": paper(result),
-    }
-    return (
-        "\n\n".join(f"<!-- --8<-- [start:{k}] -->\n\n{v}\n\n<!-- --8<-- [end:{k}] -->" for k, v in parts.items()) + "\n"
-    )
+    versions = ", ".join([result["date"], *(f"{name} {version}" for name, version in result["versions"].items())])
+    return TEXT.format(versions=versions, few=table(result, few), many=table(result, [many]), paper=paper(result))
 
 
 def main():

@@ -1,35 +1,53 @@
-"""What pages of the reference show: what they name, and the other public names of the modules that they introduce."""
+"""What pages of the reference show: names that they write out, and the public names of modules that they introduce."""
 
 import ast
 import re
 from pathlib import Path
 
 PAGES = Path(__file__).parent / "api"
-INIT = Path(__file__).parents[1] / "posenc_jax" / "__init__.py"
-# The public names of each module, in reading order.
-NAMES = {
-    node.module: [f"posenc_jax.{name.name}" for name in node.names]
-    for node in ast.parse(INIT.read_text(encoding="utf-8")).body
-    if isinstance(node, ast.ImportFrom)
-}
-INTRODUCED = re.compile(r"^::: ([\w.]+)\n    options: {members: false", re.MULTILINE)
+PACKAGE = Path(__file__).parents[1] / "posenc_jax"
+INTRODUCED = re.compile(r"^::: (?P<module>[\w.]+)\n    options: {members: false.*\n", re.MULTILINE)
 ENTRY = re.compile(r"^::: ([\w.]+)\n(?! +options)", re.MULTILINE)
-ROW = re.compile(r"^(\| \[.+?\]\((\w+\.md)\) \| .+ \|)$", re.MULTILINE)
+ROW = re.compile(r"^(\| \[.+?\]\((\w*\.md)?(?:#\w+)?\) \| .+ \|)$", re.MULTILINE)
+
+
+def public_names() -> dict[str, list[str]]:
+    """The public names of each module: of private ones in the package's reading order, else those of `__all__`."""
+    body = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8")).body
+    names = {
+        node.module: [f"posenc_jax.{name.name}" for name in node.names]
+        for node in body
+        if isinstance(node, ast.ImportFrom)
+    }
+    for file in ("nnx/__init__.py", "linen/__init__.py", "hf/__init__.py", "plot/__init__.py", "kernels.py"):
+        module = f"posenc_jax.{file.partition('/')[0].removesuffix('.py')}"
+        for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                names[module] = [f"{module}.{name}" for name in ast.literal_eval(node.value)]
+    return names
+
+
+NAMES = public_names()
 
 
 def completed(page: str) -> str:
-    """A page with an entry for each name of its modules that it does not write out."""
+    """A page with an entry below each module that it introduces for each name that it does not write out."""
     written = ENTRY.findall(page)
-    others = [name for module in INTRODUCED.findall(page) for name in NAMES.get(module, ()) if name not in written]
-    return page.rstrip("\n") + "\n" + "".join(f"\n::: {name}\n" for name in others)
+
+    def entries(match: re.Match[str]) -> str:
+        others = [name for name in NAMES.get(match["module"], ()) if name not in written]
+        return match[0] + "".join(f"\n::: {name}\n" for name in others)
+
+    return INTRODUCED.sub(entries, page.rstrip("\n") + "\n")
 
 
 def overview(index: str) -> str:
-    """The table of pages, with the names that each shows."""
+    """The overview with its entries, and the table of pages with the names that each shows."""
 
     def names(row: re.Match[str]) -> str:
-        page = completed((PAGES / row[2]).read_text(encoding="utf-8"))
-        links = (f"[`{name.rpartition('.')[2]}`]({row[2]}#{name})" for name in ENTRY.findall(page))
+        page = row[2] or "index.md"
+        shown = completed((PAGES / page).read_text(encoding="utf-8"))
+        links = (f"[`{name.rpartition('.')[2]}`]({page}#{name})" for name in ENTRY.findall(shown))
         return f"{row[1]} {', '.join(links)} |"
 
-    return ROW.sub(names, index)
+    return ROW.sub(names, completed(index))

@@ -106,8 +106,8 @@ def null() -> str:
         f"**Up to {last:,} positions, float32 phases change a loss by less than another seed does.** Small RoPE "
         f"models were trained on windows of {LENGTH} bytes, and then read held-out windows that begin further out. At "
         f"position 10,000, float32 phases change the cost of a byte by {change('float32')[index(10_000)]:.0e} bits, at "
-        f"{last:,} by {change('float32')[index(last)]:.4f}; training from another seed, by {seed_noise():.4f}. If a "
-        f"loss at such positions is all you care about, exactness is no reason to choose this library."
+        f"{last:,} by {change('float32')[index(last)]:.4f}; another seed changes it by {seed_noise():.4f}. **If a loss "
+        f"at such positions is all you care about, exactness is no reason to choose this library.**"
     )
 
 
@@ -141,7 +141,7 @@ def bases() -> str:
     for name, base in BASES.items():
         slowest = pe.geometric(HEAD_DIM, base).wavelengths[-1]
         rows.append(f"| {base:,} | {slowest:,.0f} | {reach(base):,} | {cells(name)} |")
-    head = f"| base | slowest turn | bound | {LENGTH}, as trained | {2 * LENGTH} | {4 * LENGTH} |"
+    head = f"| base | longest wavelength | bound | {LENGTH}, as trained | {2 * LENGTH} | {4 * LENGTH} |"
     return "\n".join([head, "| ---: | ---: | ---: | ---: | ---: | ---: |", *rows])
 
 
@@ -153,7 +153,7 @@ def offsets() -> str:
             loss = [f"{far(phases)[:, at].mean():.4f}" for phases in ("exact", "float32", "bfloat16")]
             changed = [f"{100 * far(phases, 'changed')[:, at].mean():.2f}%" for phases in ("exact", "float32")]
             rows.append(f"| {offset:,} | {' | '.join(loss)} | {' | '.join(changed)} |")
-    head = "| window begins at | exact | float32 | bfloat16 | guesses changed, exact | float32 |"
+    head = "| window begins at | exact | float32 | bfloat16 | predictions changed, exact | float32 |"
     return "\n".join([head, "| ---: | ---: | ---: | ---: | ---: | ---: |", *rows])
 
 

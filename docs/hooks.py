@@ -1,7 +1,5 @@
 """What MkDocs changes in the pages that it renders."""
 
-import importlib
-import inspect
 import os
 import re
 from collections import Counter
@@ -16,7 +14,7 @@ import moved
 import notebooks
 import pictures
 import searching
-from entries import INTRODUCED, completed, overview
+from entries import completed, overview
 from folding import fold
 from markdown import Extension, Markdown
 from markdown.extensions.toc import slugify
@@ -27,6 +25,7 @@ from mkdocs.utils import get_relative_url
 
 import posenc_jax
 
+INSTALL = '--8<-- "README.md:install"'
 PRIVATE = re.compile(r'\s+title="[^"]*\bposenc_jax(?:\.\w+)*\._[a-z][^"]*"')
 SIGNATURE = re.compile(r'<div class="[^"]*doc-signature.*?</div>', flags=re.DOTALL)
 # Defaults that have no public name, as a caller would write them; the text of the argument says what "..." stands for.
@@ -57,7 +56,7 @@ DOCSTRING = re.compile(
 DOCTEST = re.compile(r"^>>> .*\n(?:.+\n)*", flags=re.MULTILINE)
 HEADING = re.compile(r"^#{1,4} (?P<title>.+?)(?: *\{ *#(?P<id>[\w.-]+) *\})?$", flags=re.MULTILINE)
 NAME = r"posenc_jax(?:\.(?:nnx|linen|hf|kernels|plot))?\.\w+"
-ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)(\nRecipes: (?:.+\n)+)?", flags=re.MULTILINE)
+ENTRY = re.compile(rf"^::: ({NAME})\n(?! +options)", flags=re.MULTILINE)
 MENTION = re.compile(r"\bapi/\w+\.md#(posenc_jax[\w.]+)|(?<![\w.])(pe|linen|kernels)\.(\w+)\(")
 IMPORT = re.compile(r"from posenc_jax\.(nnx|hf) import (?:\(([\w,\s]+)\)|([\w, ]+))")
 PLAIN = re.compile(r"(?<![\[`])`pe\.(\w+)`(?![\]`])")
@@ -83,19 +82,19 @@ LATER = {
 # lunr writes a node's edges as labels and numbers of nodes, end to end. Where labels are digits, different nodes are
 # written alike and merged: a query then expands to a term that no page has, and the search throws.
 EDGES = {r"e=e\+s\+o\.id": "e=e+s+o.id+','"}
-RECIPE = re.compile(r"\[(?:`[^`]*`|[^\]`])*\]\(\.\./recipes\.md#[\w-]+\)")
 UNFOUND = '\n{: data-search-exclude="1" }\n'  # of a paragraph: the plugin of the search drops what has a value again
-MOST = 4  # guides shown for one name
-MOST_RECIPES = 5
-LISTS = ("index.md", "choose.md", "recipes.md", "changelog.md", "bibliography.md", "contributing.md")
+MOST = 6  # guides shown for one name
+LISTS = ("index.md", "choose.md", "about.md")
 # The guide of names that none shows.
 OF_MODULE = {
-    "nnx": ("In your Flax model", "flax.md"),
-    "linen": ("In your Flax model", "flax.md"),
+    "nnx": ("RoPE, ALiBi and T5 in Flax", "flax.md"),
+    "linen": ("RoPE, ALiBi and T5 in Flax", "flax.md"),
     "hf": ("Loading a Hugging Face config", "huggingface.md"),
-    "kernels": ("In a kernel of your own", "kernels.md#own"),
+    "kernels": ("In a kernel of your own", "tiles.md#own"),
     "plot": ("The sinusoidal encoding", "sinusoidal.md"),
 }
+# Arguments and errors of a Linen module stand at the NNX module of its name.
+OF_LINEN = "    options: {members: false, show_docstring_parameters: false, show_docstring_raises: false}\n"
 
 PAGES: list[Any] = []
 GUIDES: dict[str, dict[str, Counter[tuple[str, str]]]] = {}  # by name and page: how often a section mentions the name
@@ -138,27 +137,10 @@ def guides(name: str) -> str:
     return "\nGuides: " + " ·\n".join(f"[{words}](../{link})" for words, link in found) + UNFOUND if found else ""
 
 
-def recipes(line: str | None) -> str:
-    """The line that leads from a public name to its recipes: the first of them, and the others folded."""
-    links = RECIPE.findall(line or "")
-    if len(links) <= MOST_RECIPES:
-        return f"{line.rstrip()}{UNFOUND}" if line else ""
-    first, others = " ·\n".join(links[:MOST_RECIPES]), " ·\n    ".join(links[MOST_RECIPES:])
-    more = f'??? more "{len(links) - MOST_RECIPES} more recipes"\n\n    {others}\n'
-    return f"\nRecipes: {first}{UNFOUND}\n{more}"
-
-
 def entry(match: re.Match[str]) -> str:
-    """A name of the reference, with its recipes and its guides."""
-    return f"::: {match[1]}\n{recipes(match[2])}{guides(match[1])}"
-
-
-def described(markdown: str) -> str:
-    """What a page is about in a sentence or two; a page of the reference, in those of the module that it introduces."""
-    introduced = INTRODUCED.search(markdown)
-    if not introduced:
-        return llms.summary(markdown)
-    return llms.summary(f"# {introduced[1]}\n\n{inspect.getdoc(importlib.import_module(introduced[1]))}")
+    """A name of the reference, with its guides."""
+    options = OF_LINEN if match[1].startswith("posenc_jax.linen.") else ""
+    return f"::: {match[1]}\n{options}{guides(match[1])}"
 
 
 def shared(page: Any, config: Any) -> str:
@@ -213,14 +195,22 @@ def downloadable(markdown: str, file: Any, config: Any) -> str:
     return TITLE.sub(lambda match: f"{match[0]}\n{links}\n{{: .pe-notebook }}\n", markdown, count=1)
 
 
+def installed(markdown: str, config: Any) -> str:
+    """The page with the commands that clone and install, if the address is known and README asks for a clone."""
+    repository = (config.repo_url or "").rstrip("/")
+    if not repository or "pip install ." not in notebooks.README.read_text(encoding="utf-8"):
+        return markdown
+    commands = f"git clone {repository}\npip install ./{repository.rpartition('/')[2]}"
+    return markdown.replace(INSTALL, f"```bash\n{commands}\n```")
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
-    page.meta.setdefault("description", described(markdown) or config.site_description)
-    if page.file.src_uri == "api/index.md":
-        return overview(markdown)
+    page.meta.setdefault("description", llms.summary(markdown) or config.site_description)
     if page.file.src_uri.startswith("api/"):
         page.meta["search"] = {"boost": 1.5}  # who types a name looks for it
-        return ENTRY.sub(entry, completed(markdown))
+        return ENTRY.sub(entry, overview(markdown) if page.file.src_uri == "api/index.md" else completed(markdown))
+    markdown = installed(markdown, config)
     text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
     text = PRINTED.sub(r'\1 { .text data-search-exclude="" }\n', text)
     return downloadable(text, page.file, config)

@@ -8,7 +8,10 @@ import notebooks
 
 HEADER = re.compile(r"\A---\n.*?\n---\n", flags=re.DOTALL)
 TITLE = re.compile(r"^# (.+?)(?: *\{[^}\n]*\})?\n", flags=re.MULTILINE)
-DARK = re.compile(r"!\[[^\]]*\]\([^)]*#only-dark\)(?:\{[^}]*\})?\n?")
+# Of a figure's four pictures, three; and the class of a paragraph of them.
+OTHERS = re.compile(
+    r"!\[[^\]]*\]\([^)]*(?:_phone|_dark)\.svg[^)]*\)(?:\{[^}]*\})?\n?|^\{ \.pe-(?:wide|phone) \}\n", re.M
+)
 IMAGE = re.compile(r"!\[([^\]]*)\]\([^)]*\)(?:\{[^}]*\})?")
 SENTENCE = re.compile(r".+?[.?!](?=\s|$)")
 MARKED = re.compile(r"\[([^\]]*)\]\([^)]*\)|[`*$]|\{[^}]*\}")
@@ -33,7 +36,7 @@ def summary(markdown: str) -> str:
 def written(markdown: str) -> str:
     """A page with what it includes; a figure is its description."""
     text = notebooks.INCLUDE.sub(notebooks.included, HEADER.sub("", markdown))
-    return notebooks.TAG.sub("", IMAGE.sub(r"[Figure: \1]", DARK.sub("", text)))
+    return notebooks.TAG.sub("", IMAGE.sub(r"[Figure: \1]", OTHERS.sub("", text)))
 
 
 def write(files: list[Any], site: Path, name: str, description: str) -> None:

@@ -20,10 +20,7 @@ DOCS = pathlib.Path(__file__).parent
 README = DOCS.parent / "README.md"
 INCLUDES = DOCS.parent / "build" / "docs"
 FOLDER = DOCS / "downloads"
-LEARN = (
-    "coming_from why sinusoidal rotations adding learned rope contexts dimensions biases offset_tables tiles"
-    " content_biases phases"
-).split()
+LEARN = "why sinusoidal rotations adding rope contexts dimensions vision biases tiles phases".split()
 # A run of lines between fences, or a fence with its language and its content.
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flags=re.MULTILINE | re.DOTALL)
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
@@ -34,7 +31,7 @@ OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w
 NOT_RUN = re.compile(r"^``` *\{ *\.(\w+)[^}\n]*\}$", flags=re.MULTILINE)  # code that is shown alone
 _ATTRIBUTE = r"(?:[#.][a-zA-Z][\w-]*|\w+=\"[^\"]*\")"
 ATTRIBUTES = re.compile(rf" *\{{ *{_ATTRIBUTE}(?: +{_ATTRIBUTE})* *\}}")
-IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[\w./]+\.svg)(?:#only-(?P<scheme>\w+))?\)")
+IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\((?P<file>[\w./]+?(?P<phone>_phone)?(?P<dark>_dark)?\.svg)(?:#[\w-]+)?\)")
 LINK = re.compile(
     r"(?<!!)\[(?P<text>[^\[\]]*(?:\[[^\]]*\][^\[\]]*)*)\]"
     r"\((?P<page>[\w./]+\.md)?(?P<query>\?[\w=&]+)?(?P<anchor>#[\w.-]+)?\)"
@@ -45,7 +42,7 @@ TAG = re.compile(r"^ *</?(?:pe-view|div)\b[^>]*>\n?", flags=re.MULTILINE)
 def pages() -> list[pathlib.Path]:
     """The pages that are notebooks too."""
     return [
-        *sorted(path for path in (DOCS / "notebooks").glob("*.md") if path.stem != "index"),
+        *sorted((DOCS / "notebooks").glob("*.md")),
         *(DOCS / f"{name}.md" for name in LEARN),
     ]
 
@@ -78,8 +75,8 @@ def included(match: re.Match[str]) -> str:
 
 
 def image(match: re.Match[str]) -> str:
-    """A figure of the page, inside the text; of two schemes, the light one on white."""
-    if match["scheme"] == "dark":
+    """A figure of the page, inside the text; of its forms, the light and wide one on white."""
+    if match["phone"] or match["dark"]:
         return ""
     return f"![{match['alt']}](data:image/svg+xml;base64,{base64.b64encode(figure(match['file']).encode()).decode()})"
 

@@ -3,10 +3,9 @@
 A page's blocks share one namespace, in their order. The include of `outputs/NAME` after a block shows what it prints,
 in a fence of `text` or, if it is Markdown, by itself; a block without one prints nothing. A picture `figures/NAME.svg`
 after a block, or after what it prints, is matplotlib's current figure. A block that begins with
-`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/sessions.md` lists the sessions of
-noxfile.py and maintenance.py, as `nox -l` does, `outputs/model_types.md` and `outputs/diffusion_*.md` the models that
-configs are read of, `outputs/evidence_*.md` what demo/evidence.json holds, and `outputs/sheet_*.md` the tables of the
-page to print.
+`# needs Flax 0.12.9` is not run on an older Flax, and prints nothing. `outputs/model_types.md` and
+`outputs/diffusion_*.md` list the models that configs are read of, `outputs/evidence_*.md` the runs of
+demo/evidence.json.
 """
 
 import argparse
@@ -17,16 +16,16 @@ import re
 import textwrap
 import time
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import diffusion_models
+import figures
 import findings
 import flax
 import jax
+import matplotlib
 import model_types
 import numpy as np
-import sheet
 
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
@@ -37,6 +36,8 @@ BLOCK = re.compile(
     r"(?:\s*!\[[^\]]*\]\((?:\.\./)?figures/(?P<figure>\w+)\.svg\))?",
     flags=re.MULTILINE | re.DOTALL,
 )
+WIDTH = 5.4  # inches
+STYLE = figures.STYLE | {"axes.grid": False, "figure.facecolor": "white", "savefig.facecolor": "white", "font.size": 11}
 NEEDS = re.compile(r"# needs Flax (\d+(?:\.\d+)*)\b")
 
 
@@ -50,8 +51,9 @@ class Block(NamedTuple):
 
 
 def pages() -> list[pathlib.Path]:
-    """Every page with Python in it."""
-    return sorted(p for p in DOCS.rglob("*.md") if "```python" in p.read_text(encoding="utf-8"))
+    """Every page with Python in it, and CONTRIBUTING.md."""
+    files = [*sorted(DOCS.rglob("*.md")), DOCS.parent / "CONTRIBUTING.md"]
+    return [file for file in files if "```python" in file.read_text(encoding="utf-8")]
 
 
 def blocks_of(page: pathlib.Path) -> list[Block]:
@@ -63,16 +65,6 @@ def blocks_of(page: pathlib.Path) -> list[Block]:
     ]
 
 
-def sessions(noxfile: str) -> Iterator[str]:
-    """Lines of Markdown: a table under each heading of a noxfile, with the first line of each session's docstring."""
-    for part in noxfile.split("\n\n\n"):
-        if re.fullmatch("# .*", part):
-            yield from ("", f"**{part.removeprefix('# ')}**", "", "| session | what it does |", "| --- | --- |")
-        elif part.startswith("@nox.session"):
-            name, text = re.search(r'^def (\w+).*\n +"""(.+?)(?:"""|$)', part, flags=re.MULTILINE).groups()
-            yield f"| `{name}` | {text} |"
-
-
 def too_new(code: str) -> str | None:
     """The version of Flax that a block needs, if it is newer than the one here."""
     needed = NEEDS.match(code)
@@ -81,13 +73,14 @@ def too_new(code: str) -> str | None:
 
 
 def draw(name: str) -> None:
-    """Writes matplotlib's current figure, the same bytes in every run."""
+    """Writes matplotlib's current figure, not wider than its text stays legible on a phone."""
     from matplotlib import pyplot
 
     FIGURES.mkdir(exist_ok=True)
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with pyplot.rc_context({"svg.hashsalt": "posenc_jax", "svg.fonttype": "path"}):
-        pyplot.savefig(FIGURES / f"{name}.svg", metadata=nothing)
+    figure = pyplot.gcf()
+    figure.set_size_inches(figure.get_size_inches() * min(1, WIDTH / figure.get_figwidth()))
+    figure.tight_layout()
+    (FIGURES / f"{name}.svg").write_text(figures.in_scheme(figures.svg(figure), 0), encoding="utf-8")
     pyplot.close("all")
 
 
@@ -135,17 +128,14 @@ def main() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     args.includes.mkdir(parents=True, exist_ok=True)
-    noxfiles = ((DOCS.parent / name).read_text(encoding="utf-8") for name in ("noxfile.py", "maintenance.py"))
-    lines = [line for noxfile in noxfiles for line in sessions(noxfile)]
-    (args.includes / "sessions.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (args.includes / "model_types.md").write_text("\n".join(model_types.lines()) + "\n", encoding="utf-8")
-    for name, text in (diffusion_models.texts() | findings.texts() | sheet.texts()).items():
+    for name, text in (diffusion_models.texts() | findings.texts()).items():
         (args.includes / name).write_text(text, encoding="utf-8")
     chosen = args.pages or pages()
     for i, page in enumerate(chosen):
         print(f"page {i + 1} of {len(chosen)}: {page.name}, ", end="", flush=True)
         start = time.perf_counter()
-        with np.printoptions():  # a page may set its own
+        with np.printoptions(), matplotlib.rc_context(STYLE):  # a page may set its own
             printed = run(page)
         for name, text in printed.items():
             (args.includes / name).write_text(text, encoding="utf-8")

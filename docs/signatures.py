@@ -1,8 +1,14 @@
-"""What griffe does not see of signatures when it reads the package for the reference."""
+"""What griffe does not see when it reads the package for the reference: fields of Linen modules, and links."""
 
+import re
 from typing import Any
 
 import griffe
+from entries import NAMES
+
+MODULES = ("hf", "kernels", "linen", "nnx", "plot")
+FUNCTIONS = {name for names in NAMES.values() for name in names}
+CODE = re.compile(r"(?<![\[`\w])`([\w.]+)`(?![\]`])")
 
 
 class Signatures(griffe.Extension):
@@ -19,3 +25,39 @@ class Signatures(griffe.Extension):
         for parameter in func.parameters:
             if parameter.kind is griffe.ParameterKind.var_positional:
                 parameter.default = None
+
+
+class Links(griffe.Extension):
+    """Links a docstring's first mention of each public name: of the same public module, or else of `posenc_jax`."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Rewrites all docstrings, before they are parsed."""
+        of_modules = (f"{pkg.name}.{module}.{name}" for module in MODULES for name in pkg[module].exports or ())
+        public = FUNCTIONS.union(of_modules)
+        for owner in (pkg, *_members(pkg)):
+            if owner.docstring:
+                owner.docstring.value = _linked(owner.docstring.value, owner, public)
+
+
+def _members(owner: Any) -> Any:
+    """All modules, classes, functions and properties below an object."""
+    for member in owner.members.values():
+        if not member.is_alias:
+            yield member
+            yield from _members(member)
+
+
+def _linked(text: str, owner: Any, public: set[str]) -> str:
+    package, module, *_ = f"{owner.canonical_path}.".split(".")
+    seen = {owner.name}
+
+    def link(match: re.Match[str]) -> str:
+        found = [
+            name for prefix in ("", f"{package}.{module}.", f"{package}.") if (name := prefix + match[1]) in public
+        ]
+        if not found or (name := found[0].rpartition(".")[2]) in seen:
+            return match[0]
+        seen.add(name)
+        return f"[`{match[1]}`][{found[0]}]"
+
+    return CODE.sub(link, text)

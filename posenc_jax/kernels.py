@@ -1,18 +1,22 @@
-r"""Exact phases, rotations and biases inside your own kernels: elementwise functions of tiles.
+"""Exact phases, rotations and biases inside your own kernels: elementwise functions of tiles.
 
-The public functions choose among programs by platform and close over constants; a Pallas kernel can do neither. What a
-kernel computes by these functions has the bits of the public ones, at every int32 position. All constants are operands:
-`phase_constants` makes them outside the kernel, which takes them as an input, and reads no table of cosines and sines.
+The public functions of `posenc_jax` choose their code according to the platform and close over constants. Inside a
+Pallas kernel, neither is possible. The functions of this module are for kernels:
 
-| function | tiles | lowers in Pallas for |
+- Their results have the same bits as the results of the public functions, at every int32 position, unless stated
+  otherwise.
+- All constants are operands. `phase_constants` makes them outside the kernel, and the kernel takes them as an input. It
+  reads no table of cosines and sines.
+
+| function | tiles | compiles in Pallas for |
 | --- | --- | --- |
-| `cos_sin` | of positions and constants that broadcast to each other | TPU, Mosaic GPU |
-| `rotate` | of whole vectors, whose features move along lanes | TPU |
-| `rotate_pairs` | one of first and one of second members of pairs | TPU, Mosaic GPU |
-| `alibi`, `kerple_log`, `kerple_power` | of positions and parameters that broadcast to scores | TPU, Mosaic GPU |
+| `cos_sin` | positions and constants that broadcast to each other | TPU, Mosaic GPU |
+| `rotate` | whole vectors, whose features move along lanes | TPU |
+| `rotate_pairs` | one tile of first members of pairs, one of second members | TPU, Mosaic GPU |
+| `alibi`, `kerple_log`, `kerple_power` | positions and parameters that broadcast to scores | TPU, Mosaic GPU |
 
-All of them run in interpret mode. Mosaic GPU broadcasts nothing by itself: give it tiles of one shape and layout. The
-functions have no derivatives with respect to positions or constants; a kernel has a derivative of its own.
+All of them run in interpret mode. Mosaic GPU does not broadcast: pass tiles of the same shape and layout. The functions
+have no derivatives with respect to positions or constants. Define the derivative of your kernel yourself.
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.experimental import pallas as pl
@@ -70,10 +74,7 @@ _ROWS = 6  # four of a phase increment, and the amplitudes of the cosine and of 
 
 @public
 def phase_constants(frequencies: Frequencies | int | jax.Array, layout: Layout | None = None) -> jax.Array:
-    r"""The constants of `cos_sin`, as one operand of a kernel; computed outside it.
-
-    A column holds the phase increment of a frequency, $\omega/2\pi$ in fixed point (four integers), and the bits of two
-    float32 amplitudes $a$: of the cosine and of the sine.
+    r"""The constants that `cos_sin` needs, as one operand of a kernel. Call it outside the kernel.
 
     Examples:
       >>> import posenc_jax as pe
@@ -83,18 +84,24 @@ def phase_constants(frequencies: Frequencies | int | jax.Array, layout: Layout |
       ((6, 32), (6, 64))
 
     Args:
-      frequencies: as for `rotary`, of one axis. For several axes, give `cos_sin` the coordinate of each pair, and this
-        function `dataclasses.replace(f, axes=None)`.
-      layout: `None` for a column for each pair, as `rotate_pairs` needs them. "half" or "interleaved" for a column for
-        each feature, as `rotate` needs them: there the sine of the first feature of each pair is negated.
+      frequencies: `Frequencies`, a width or a float array, with one axis; see `rotary`.
+      layout: `None` for one column per feature pair, as `rotate_pairs` needs. "half" or "interleaved" for one column
+        per feature, as `rotate` needs.
 
     Returns:
-      int32 of shape (6, num_pairs), or (6, dim) with a layout.
+      An int32 array of shape (6, num_pairs), or (6, dim) with a layout.
 
     Raises:
       TypeError: if frequencies are not `Frequencies`, a width or a float array.
       ValueError: if frequencies have several axes or precision "float32", if their dim is odd and layout is given, if
-        layout is unknown, or if a derivative by frequencies is taken.
+        layout is unknown, or if a derivative with respect to frequencies is taken.
+
+    Notes:
+      - A column holds the phase increment of a frequency, $\omega/2\pi$ in fixed point (four integers), and the bits of
+        two float32 amplitudes $a$: one for the cosine and one for the sine. With a layout, the sine of the first
+        feature of each pair is negated.
+      - For frequencies f with several axes, pass `dataclasses.replace(f, axes=None)`, and pass `cos_sin` the coordinate
+        that drives each pair.
 
     Reference:
       Tierney, Rader and Gold, "A Digital Frequency Synthesizer", 1971, section II: a phase accumulator that wraps.
@@ -130,7 +137,7 @@ def _refuse_derivative(primals: Any, tangents: Any) -> Any:
 
 @public
 def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    r"""$a\cos\omega p$ and $a\sin\omega p$ of a tile of positions; within 9e-8 at every int32 position if $a = 1$.
+    r"""The cosines and sines of a tile of positions, $a\cos\omega p$ and $a\sin\omega p$.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -140,12 +147,14 @@ def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) ->
       [1.  0.5] [0.  0.8]
 
     Args:
-      positions: int32 tile that broadcasts to the result: (rows, 1) on a TPU. In a tile (rows, columns), each column
-        may have a coordinate of its own.
-      constants: the rows of `phase_constants`, which broadcast to the result: the array (6, columns), or six tiles.
+      positions: $p$, int32 tile that broadcasts to the result: (rows, 1) on a TPU. In a tile (rows, columns), each
+        column may have its own coordinate.
+      constants: what `phase_constants` returns, an int32 array (6, columns); or its six rows, as six int32 tiles that
+        broadcast to the result.
 
     Returns:
-      Cosine and sine, two float32 tiles (rows, columns), with the bits of those in `rotary` and `sinusoidal`.
+      Cosine and sine, two float32 tiles (rows, columns), with the same bits as in `rotary` and `sinusoidal`. If
+      $a = 1$, they are within 9e-8 of their true values at every int32 position.
 
     Raises:
       TypeError: if positions or constants are not int32.
@@ -159,7 +168,7 @@ def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) ->
     fits = all(getattr(row, "dtype", None) == np.int32 for row in rows)
     require_type(fits, "constants", "an int32 array, as phase_constants gives it, or six int32 tiles", constants)
     count = len(constants) if isinstance(constants, Sequence) else (*constants.shape, 0)[0]
-    require(count == _ROWS, "constants must have {} rows, those of phase_constants, got {}", _ROWS, count)
+    require(count == _ROWS, "constants must have {} rows, as phase_constants returns, got {}", _ROWS, count)
     *increment, cosine_amplitude, sine_amplitude = (align(constants[i], positions.ndim) for i in range(_ROWS))
     quarter = np.int32(2**30)
     # `sine_of_phase` lags by a quarter cycle.
@@ -172,9 +181,11 @@ def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) ->
 
 @public
 def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "half") -> jax.Array:
-    r"""Rotates the pairs of a tile of whole vectors: RoPE in a kernel for a TPU.
+    r"""Rotates the feature pairs of a tile of whole vectors: RoPE in a kernel for a TPU.
 
-    With the partner $x'$ of each feature, $y = x \cos\omega p + x'\,(\mp\sin\omega p)$; the sine comes with its sign.
+    $$y = x \cos\omega p + x'\,(\mp\sin\omega p),$$
+
+    where $x'$ is the other feature of the pair. The sign is part of the argument `sine`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -186,18 +197,18 @@ def rotate(x: jax.Array, cosine: jax.Array, sine: jax.Array, layout: Layout = "h
        [0.5 0.8]]
 
     Args:
-      x: a float tile (..., dim), all of whose features rotate.
-      cosine: (..., dim), of `cos_sin` with `phase_constants(frequencies, layout)`; broadcasts to x.
-      sine: likewise.
-      layout: which features form a pair, as for `rotary`; the layout of the constants.
+      x: float tile (..., dim), all of whose features are rotated.
+      cosine: tile (..., dim) that broadcasts to x, from `cos_sin` with `phase_constants(frequencies, layout)`.
+      sine: tile (..., dim) that broadcasts to x, from the same call.
+      layout: which features form a pair; see `rotary`. It must be the layout of the constants.
 
     Returns:
-      The rotated tile, with the shape and dtype of x and the bits of `rotary`.
+      The rotated tile, with the shape and dtype of x, and the same bits as from `rotary`.
 
     Raises:
       TypeError: if x is not a float tile, or cosine or sine does not have the dtype that x is computed in.
-      ValueError: if cosine or sine does not have a column for each feature of x or does not broadcast to x, if
-        their number is odd, or if layout is unknown.
+      ValueError: if cosine or sine does not have one column per feature of x or does not broadcast to x, if the number
+        of features is odd, or if layout is unknown.
 
     Reference:
       Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, equation 34.
@@ -243,7 +254,7 @@ def _partners(x: jax.Array, layout: Layout) -> jax.Array:
 
 @public
 def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Rotates pairs whose members are two tiles: RoPE in a kernel for any device.
+    r"""Rotates feature pairs whose members are in two tiles: RoPE in a kernel for any device.
 
     $$y_1 = x_1 \cos\omega p - x_2 \sin\omega p, \qquad y_2 = x_2 \cos\omega p + x_1 \sin\omega p$$
 
@@ -257,16 +268,17 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
       [1.  0.5] [0.  0.8]
 
     Args:
-      x1: a float tile of the first members, (..., num_pairs).
-      x2: a tile of the second members, of the same shape and dtype.
-      cosine: of that shape, of `cos_sin` with `phase_constants(frequencies)`.
-      sine: likewise.
+      x1: the first members of the pairs, float tile (..., num_pairs).
+      x2: the second members, a tile of the same shape and dtype.
+      cosine: tile of the same shape, from `cos_sin` with `phase_constants(frequencies)`.
+      sine: tile of the same shape, from the same call.
 
     Returns:
-      $y_1$ and $y_2$, with the shape and dtype of x1 and the bits of `rotary`.
+      $y_1$ and $y_2$, with the shape and dtype of x1, and the same bits as from `rotary`.
 
     Raises:
-      TypeError: if x1 is not a float tile, x2 has another dtype, or cosine or sine not that of the computation.
+      TypeError: if x1 is not a float tile, x2 has another dtype, or cosine or sine does not have the dtype of the
+        computation.
       ValueError: if the shapes differ.
 
     Reference:
@@ -283,7 +295,7 @@ def rotate_pairs(x1: jax.Array, x2: jax.Array, cosine: jax.Array, sine: jax.Arra
 
 @public
 def alibi(query_positions: jax.Array, key_positions: jax.Array, slopes: jax.Array) -> jax.Array:
-    r"""ALiBi's bias of a tile of scores, $-m\,|i - j|$, with the bits of `posenc_jax.alibi`.
+    r"""ALiBi's bias for a tile of scores, $-m\,|i - j|$, with the same bits as from `posenc_jax.alibi`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -292,12 +304,12 @@ def alibi(query_positions: jax.Array, key_positions: jax.Array, slopes: jax.Arra
       [[-1.5 -1.  -0.5 -0. ]]
 
     Args:
-      query_positions: $i$, int32, (queries, 1).
-      key_positions: $j$, int32, (1, keys).
+      query_positions: $i$, int32 tile (queries, 1).
+      key_positions: $j$, int32 tile (1, keys).
       slopes: $m$, float32: a scalar for one head, or a tile that broadcasts to the result.
 
     Returns:
-      A float32 tile, (queries, keys). Tiles with more axes broadcast likewise.
+      A float32 tile (queries, keys). Tiles with more axes broadcast in the same way.
 
     Raises:
       TypeError: if positions are not int32.
@@ -310,10 +322,7 @@ def alibi(query_positions: jax.Array, key_positions: jax.Array, slopes: jax.Arra
 
 @public
 def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.Array, rate: jax.Array) -> jax.Array:
-    r"""KERPLE's logarithmic bias of a tile of scores, $-r_1 \ln(1 + r_2\,|i - j|)$.
-
-    Mosaic GPU has a logarithm, but no log1p. With $x = r_2\,|i - j|$ and $u = 1 + x$ rounded,
-    $\ln(1 + x) \approx \ln u + (x - (u - 1))/u$, within 3e-7 of `posenc_jax.kerple_log`, relatively.
+    r"""KERPLE's logarithmic bias for a tile of scores, $-r_1 \ln(1 + r_2\,|i - j|)$.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -323,16 +332,20 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
       [[-1.1 -0.7 -0. ]]
 
     Args:
-      query_positions: as for `alibi`.
-      key_positions: as for `alibi`.
-      scale: $r_1$, float32, a scalar for one head, or a tile that broadcasts to the result.
-      rate: $r_2$, likewise, positive.
+      query_positions: $i$, int32 tile (queries, 1).
+      key_positions: $j$, int32 tile (1, keys).
+      scale: $r_1$, float32: a scalar for one head, or a tile that broadcasts to the result.
+      rate: $r_2$, float32, positive: a scalar for one head, or a tile that broadcasts to the result.
 
     Returns:
-      A float32 tile, (queries, keys).
+      A float32 tile (queries, keys), within a relative error of 3e-7 of `posenc_jax.kerple_log`.
 
     Raises:
       TypeError: if positions are not int32.
+
+    Notes:
+      Mosaic GPU has a logarithm, but no log1p. With $x = r_2\,|i - j|$ and $u = 1 + x$ rounded, the kernel computes
+      $\ln(1 + x) \approx \ln u + (x - (u - 1))/u$.
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -348,9 +361,7 @@ def kerple_log(query_positions: jax.Array, key_positions: jax.Array, scale: jax.
 def kerple_power(
     query_positions: jax.Array, key_positions: jax.Array, scale: jax.Array, exponent: jax.Array
 ) -> jax.Array:
-    r"""KERPLE's power bias of a tile of scores, $-r_1\,|i - j|^{r_2} = -r_1\,2^{r_2 \log_2 |i - j|}$.
-
-    Mosaic GPU has no power. The bias is within 1e-5 of `posenc_jax.kerple_power`, relatively, at every distance.
+    r"""KERPLE's power bias for a tile of scores, $-r_1\,|i - j|^{r_2}$.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -360,16 +371,19 @@ def kerple_power(
       [[-2.  -1.7 -1.4 -1.  -0. ]]
 
     Args:
-      query_positions: as for `alibi`.
-      key_positions: as for `alibi`.
-      scale: $r_1$, float32, a scalar for one head, or a tile that broadcasts to the result.
-      exponent: $r_2$, likewise, above 0 and at most 2.
+      query_positions: $i$, int32 tile (queries, 1).
+      key_positions: $j$, int32 tile (1, keys).
+      scale: $r_1$, float32: a scalar for one head, or a tile that broadcasts to the result.
+      exponent: $r_2$, float32, above 0 and at most 2: a scalar for one head, or a tile that broadcasts to the result.
 
     Returns:
-      A float32 tile, (queries, keys).
+      A float32 tile (queries, keys), within a relative error of 1e-5 of `posenc_jax.kerple_power` at every distance.
 
     Raises:
       TypeError: if positions are not int32.
+
+    Notes:
+      Mosaic GPU has no power. The bias is computed as $-r_1\,2^{r_2 \log_2 |i - j|}$.
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.

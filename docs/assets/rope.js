@@ -73,7 +73,7 @@
           now: angle,
           min: -180,
           max: 180,
-          text: `${degrees(angleOf(settings[name]))} before its turn, length ${fixed(Math.hypot(...settings[name]), 2)}`,
+          text: `${degrees(angleOf(settings[name]))} before the rotation, length ${fixed(Math.hypot(...settings[name]), 2)}`,
         };
       },
     });
@@ -154,13 +154,13 @@
       });
       for (const [y, part] of [
         [12, "faint: before"],
-        [27, "the turn"],
+        [27, "the rotation"],
       ])
         write(g, 0, y, part, "start");
       const words = `Key at position ${count(key)}, query at ${count(query)}: the score is ${fixed(score, 3)}.`;
       return {
         label:
-          `Two arrows in a plane, turned by ${degrees(OMEGA)} for each position, and the curve of their score. ` + words,
+          `Two arrows in a plane, rotated by ${degrees(OMEGA)} per position, and the curve of their score. ` + words,
         words,
       };
     },
@@ -210,7 +210,7 @@
       const blur = slowed[0] < plain[0] ? `, no longer ${degrees(plain[0])}: neighbours blur` : "";
       const words =
         `${bad ? `${bad} of 8 arrows reach` : "No arrow reaches"} angles that training never showed. ` +
-        `One word further on turns the fastest by ${degrees(slowed[0])}${blur}.`;
+        `One more word rotates the fastest by ${degrees(slowed[0])}${blur}.`;
       return {
         label:
           `Eight rings, one for each arrow: grey-blue is what ${count(512)} positions show, orange what ` +
@@ -290,7 +290,7 @@
     draw(g, {row, column, count: how}, [width]) {
       const {size, cell, left, right, top} = grids([width]);
       write(g, left + size / 2, 14, width < 500 ? "the picture" : "the picture, cut into patches");
-      write(g, right + size / 2, 14, width < 500 ? "likeness of places" : "how alike its place is to every other");
+      write(g, right + size / 2, 14, width < 500 ? "similarity" : "similarity to every other patch");
       PICTURE.forEach((pixels, r) =>
         [...pixels].forEach((pixel, c) => {
           const at = {y: top + r * cell, width: cell - 0.7, height: cell - 0.7};

@@ -201,8 +201,8 @@
   define("waves", {
     settings: {round: 0},
     controls: [
-      slider("round", "From bits to waves", 0, 100, {
-        text: (round) => (round === 0 ? "bits" : round === 100 ? "waves" : `${round}%`),
+      slider("round", "From bits to sines", 0, 100, {
+        text: (round) => (round === 0 ? "bits" : round === 100 ? "sines" : `${round}%`),
       }),
       play(20, "round"),
     ],
@@ -249,7 +249,7 @@
       const said = `From one position to the next the code moves by ${fixed(low, 1)} to ${fixed(high, 1)}.`;
       return {
         label:
-          "Five waves over positions 0 to 31, that repeat every 2, 4, 8, 16 and 32 positions, " +
+          "Five curves over positions 0 to 31, which repeat every 2, 4, 8, 16 and 32 positions, " +
           `${round ? `${round} percent round` : "square like bits"}. ${said}`,
         words: said,
       };
@@ -286,7 +286,7 @@
       });
       for (const [y, kind] of [
         [12, "sine alone: how far it is from "],
-        [88, "sine and cosine: the turn from "],
+        [88, "sine and cosine: the rotation from "],
       ]) {
         const text = write(g, 2, y, kind, "start");
         for (const [name, word] of [
@@ -302,7 +302,7 @@
       return {
         label:
           `Four pairs. The first dog stands at position ${count(first)}, the second at ${count(second)}. ` +
-          `By their sines they are apart by ${apart.map((x) => fixed(x, 2)).join(", ")}; on the clocks the turns are ` +
+          `Their sines differ by ${apart.map((x) => fixed(x, 2)).join(", ")}; on the clocks the rotations are ` +
           `${OMEGA.map((w) => degrees(w * APART)).join(", ")} at every position.`,
       };
     },

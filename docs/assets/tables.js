@@ -171,9 +171,9 @@
       return {
         label:
           `${omega.length} clocks. From position 0 to ${count(p)} the hand of the first has made ${made(omega[0])} ` +
-          `turns, that of the last ${made(omega.at(-1))}. Second hands stand at position ${count(p + k)}: the first ` +
-          `is ${small(Math.abs(k * omega[0]) / TAU)} turns ` +
-          `from its fellow, the last ${small(Math.abs(k * omega.at(-1)) / TAU)}.`,
+          `cycles, the hand of the last ${made(omega.at(-1))}. Second hands stand at position ${count(p + k)}: the first ` +
+          `is ${small(Math.abs(k * omega[0]) / TAU)} cycles ` +
+          `from the first hand, the last ${small(Math.abs(k * omega.at(-1)) / TAU)}.`,
       };
     },
   });
@@ -233,9 +233,9 @@
     const within = (all) => all.filter((w) => w * original >= TAU * (1 - 1e-12)).length;
     const resting = omega.filter((w) => !w).length;
     return (
-      `The slowest pair that turns takes ${slowest(omega)} positions a turn, unscaled ${slowest(plain)}. ` +
+      `The slowest rotating pair takes ${slowest(omega)} positions per cycle, unscaled ${slowest(plain)}. ` +
       "Within the original length " +
-      `${within(omega)} of ${d / 2} pairs make a full turn, unscaled ${within(plain)}.` +
+      `${within(omega)} of ${d / 2} pairs complete a cycle, unscaled ${within(plain)}.` +
       (amplitude ? ` The amplitude becomes ${amplitude.toFixed(6)}.` : "") +
       (resting ? ` ${resting} pairs rest and are not drawn.` : "")
     );

@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
+from drawings import UPRIGHT, colour_bar, fit, panels, single
 from posenc_jax import plot
 from posenc_jax.plot import _drawing
 
@@ -17,7 +18,7 @@ def content_over_position() -> Figure:
     Variance 1 with the factor rises to 128 at width 8192; variance 1/d without it falls to 0.016; 0.02 stays at
     0.028 without the factor and crosses 1 near width 1250 with it.
     """
-    figure, axes = _drawing.single("Content over position, before training", "width d", "‖s x‖ / ‖PE‖", 5.6)
+    figure, axes = single("width d", "‖s x‖ / ‖PE‖", 400, 420)
     widths = 2 ** np.arange(6, 14)
     cases = (
         ("N(0, 1), s = √d", lambda d: 1.0, True),
@@ -43,10 +44,9 @@ def content_over_position() -> Figure:
         axes.lines[-1].set_label(label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(widths[::1], [str(d) for d in widths])
+    axes.set_xticks(widths, [str(d) for d in widths])
     axes.minorticks_off()
-    handles = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    _drawing.legend(figure)
     return figure
 
 
@@ -63,20 +63,14 @@ def four_terms() -> Figure:
     content = embedding[jnp.array([words.index(word) for word in sentence])]
     places = pe.sinusoidal(jnp.arange(len(sentence)), 64)
     parts = {"content": content, "position": places}
-    figure = Figure(figsize=(5.4, 5.9), layout="constrained")
-    grid = figure.subplots(2, 2, sharex=True, sharey=True)
+    terms = {f"{of}, {to}": a @ b.T for of, a in parts.items() for to, b in parts.items()}
+    figure, grid = panels((1, 4, 300), (2, 2, 470), terms, "key", "query", sharex=True, sharey=True)
     limit = float(jnp.abs(content @ content.T).max())
-    for row, (of, a) in zip(grid, parts.items(), strict=True):
-        for axes, (to, b) in zip(row, parts.items(), strict=True):
-            image = _drawing.image(axes, np.asarray(a @ b.T), "RdBu_r", -limit, limit, "equal")
-            axes.set_title(f"{of}, {to}", size="medium")
-            axes.set_xticks(range(len(sentence)), sentence, rotation=90)
-            axes.set_yticks(range(len(sentence)), sentence)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("query")
-    for axes in grid[1]:
-        axes.set_xlabel("key")
-    figure.colorbar(image, ax=grid, label="part of the score", location="bottom", shrink=0.6, aspect=30)
+    for axes, term in zip(grid, terms.values(), strict=True):
+        image = _drawing.image(axes, np.asarray(term), "RdBu_r", -limit, limit, "equal")
+        axes.set_xticks(range(len(sentence)), sentence, **UPRIGHT)
+        axes.set_yticks(range(len(sentence)), sentence)
+    colour_bar(image, grid, "part of the score")
     return figure
 
 
@@ -87,7 +81,8 @@ def tokens_attention() -> Figure:
     tokens but sat attend most to themselves.
     """
     x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
-    return plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=["The", "cat", "sat", "down"])
+    tokens = ["The", "cat", "sat", "down"]
+    return fit(plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=tokens), 400, 270)
 
 
 def table_similarity() -> Figure:
@@ -100,13 +95,9 @@ def table_similarity() -> Figure:
         "sinusoidal": pe.sinusoidal(jnp.arange(64), 64),
         "fresh table": 0.02 * jax.random.normal(jax.random.key(0), (64, 64)),
     }
-    figure = Figure(figsize=(5.4, 4.0), layout="constrained")
-    both = figure.subplots(1, 2, sharey=True)
-    for axes, (name, table) in zip(both, tables.items(), strict=True):
+    figure, both = panels((1, 2, 430), (1, 2, 260), tables, "position", "position", sharey=True)
+    for axes, table in zip(both, tables.values(), strict=True):
         rows = np.asarray(table) / np.linalg.norm(table, axis=1, keepdims=True)
         image = _drawing.image(axes, rows @ rows.T, "viridis", -0.5, 1.0, "equal")
-        axes.set_title(name, size="medium")
-        axes.set_xlabel("position")
-    both[0].set_ylabel("position")
-    figure.colorbar(image, ax=both, label="cosine similarity", location="bottom", shrink=0.6, aspect=30)
+    colour_bar(image, both, "cosine similarity")
     return figure

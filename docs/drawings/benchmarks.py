@@ -6,7 +6,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 FOLDER = pathlib.Path(__file__).parents[2] / "benchmarks"
@@ -24,10 +23,9 @@ def _module() -> ModuleType:
 
 def _drawn(function: str, *args: Any) -> Figure:
     drawer = _module()
-    scheme = next(s for s in drawer.SCHEMES.values() if s["text"] == matplotlib.rcParams["text.color"])
-    style = {"font.size": 9, "grid.color": scheme["grid"], "grid.linewidth": 0.6, "axes.titlesize": "large"}
-    with matplotlib.rc_context(style):
-        return getattr(drawer, function)(drawer.kept()[0], scheme, *args)
+    figure = getattr(drawer, function)(drawer.kept()[0], drawer.SCHEMES[""], *args)
+    (figure.suptitle if figure.get_suptitle() else figure.axes[0].set_title)("")
+    return figure
 
 
 def benchmark_bars() -> Figure:

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator
 
 import posenc_jax as pe
+from drawings import AMBER, QUERY, colour_bar, for_phone, panels
 from posenc_jax.plot import _drawing
 
 
@@ -57,7 +59,7 @@ def bias_curves() -> Figure:
     two = jnp.array([2.0, 1.0, 2.0, 0.5]), jnp.array([1.0, 0.3, 0.05, 0.02])
     powers = jnp.array([0.02, 0.25, 1.0, 3.0]), jnp.array([1.0, 0.7, 0.4, 0.1])
     near = jnp.arange(49)
-    panels = {
+    curves = {
         "ALiBi": [(f"m = 1/{1 / slopes[h]:.0f}", rows(pe.alibi(query, keys, 8))[h]) for h in some],
         "T5, trained": [(f"head {h + 1}", row) for h, row in enumerate(rows(_t5(query, query - near)))],
         "KERPLE, log": [
@@ -70,22 +72,16 @@ def bias_curves() -> Figure:
         "FIRE, trained": [(f"p = {p}", rows(_fire(jnp.array([p]), p - jnp.arange(p + 1)))[0]) for p in (64, 128, 256)],
         "Sandwich": [(f"head {h}", rows(pe.sandwich(query, keys, 8, 128))[h - 1]) for h in (1, 2, 4, 8)],
     }
-    figure = Figure(figsize=(5.8, 7.7), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.1)
-    for axes, (name, curves) in zip(figure.subplots(3, 2).flat, panels.items(), strict=True):
-        axes.set_title(name, size="medium")
-        for i, (label, values) in enumerate(curves):
+    figure, grid = panels((2, 3, 560), (6, 1, 1300), curves, "distance (tokens)", "bias")
+    for axes, (name, labelled) in zip(grid, curves.items(), strict=True):
+        for i, (label, values) in enumerate(labelled):
             style = _drawing.line(i) | {"marker": ""}
             drawstyle = "steps-mid" if name.startswith("T5") else "default"
             axes.plot(np.arange(len(values)), values, label=label, drawstyle=drawstyle, **style)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
-        axes.legend(frameon=False, fontsize="small", handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
+        axes.legend(handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
         axes.xaxis.set_major_locator(_drawing.whole_ticks())
-    for axes in figure.axes[-2:]:
-        axes.set_xlabel("distance (tokens)")
-    for axes in figure.axes[::2]:
-        axes.set_ylabel("bias")
     return figure
 
 
@@ -104,20 +100,14 @@ def bias_tiles() -> Figure:
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
         "FIRE, trained": _fire(long, long)[0],
     }
-    figure = Figure(figsize=(5.8, 5.1), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.12)
-    for axes, (name, tile) in zip(figure.subplots(2, 2).flat, tiles.items(), strict=True):
+    figure, grid = panels((1, 4, 280), (2, 2, 510), tiles, "key", "query")
+    for axes, (name, tile) in zip(grid, tiles.items(), strict=True):
         tile = np.array(tile)
         if "trained" in name:
             tile[np.triu_indices(len(tile), 1)] = np.nan
         limit = np.nanmax(np.abs(tile))
         image = _drawing.image(axes, tile, "RdBu_r", -limit, limit, "equal")
-        axes.set_title(name, size="medium")
-        figure.colorbar(image, ax=axes, shrink=0.8)
-    for axes in figure.axes[:4:2]:
-        axes.set_ylabel("query")
-    for axes in figure.axes[2:4]:
-        axes.set_xlabel("key")
+        figure.colorbar(image, ax=axes, location="bottom", ticks=MaxNLocator(3))
     return figure
 
 
@@ -130,21 +120,21 @@ def offset_table() -> Figure:
     offsets = np.mgrid[1 - window : window, 1 - window : window]
     noise = np.asarray(jax.random.normal(jax.random.key(11), offsets.shape[1:]))
     table = 3 * np.exp(-((offsets**2).sum(0)) / 3) - 1 + 0.35 * noise
-    queries = {(0, 0): _drawing.COLOURS[4], (2, 1): _drawing.COLOURS[2]}
+    queries = {(0, 0): AMBER, (2, 1): QUERY}
     grid = pe.grid_positions((window, window))
     bias = np.asarray(pe.relative_position_bias(grid, grid, jnp.float32(table)[..., None]))[0]
-    figure = Figure(figsize=(6.4, 3.1), layout="constrained")
-    panels = figure.subplots(1, 3, width_ratios=[7, 4, 4])
-    image = _drawing.image(panels[0], table, "RdBu_r", -2.5, 2.5, "equal")
-    panels[0].set_title("the table T", size="medium")
-    panels[0].set_xticks(range(7), range(-3, 4))
-    panels[0].set_yticks(range(7), range(-3, 4))
-    panels[0].set(xlabel="p₂ − q₂", ylabel="p₁ − q₁")
-    for axes, ((row, column), colour) in zip(panels[1:], queries.items(), strict=True):
+    titles = ("the table T", *(f"query at {query}" for query in queries))
+    ratios = {"height_ratios" if for_phone() else "width_ratios": [7, 4, 4]}
+    figure, (whole, *crops) = panels((1, 3, 370), (3, 1, 720), titles, **ratios)
+    image = _drawing.image(whole, table, "RdBu_r", -2.5, 2.5, "equal")
+    whole.set_xticks(range(7), range(-3, 4))
+    whole.set_yticks(range(7), range(-3, 4))
+    whole.set(xlabel="p₂ − q₂", ylabel="p₁ − q₁")
+    for axes, ((row, column), colour) in zip(crops, queries.items(), strict=True):
         of_query = bias[row * window + column].reshape(window, window)
         _drawing.image(axes, of_query, "RdBu_r", -2.5, 2.5, "equal")
-        axes.set_title(f"query at ({row}, {column})", size="medium", color=colour)
+        axes.title.set_color(colour)
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, lw=3))
-        panels[0].add_patch(Rectangle((column - 0.5, row - 0.5), window, window, fill=False, edgecolor=colour, lw=3))
-    figure.colorbar(image, ax=panels, label="bias", location="bottom", shrink=0.5, aspect=30)
+        whole.add_patch(Rectangle((column - 0.5, row - 0.5), window, window, fill=False, edgecolor=colour, lw=3))
+    colour_bar(image, figure.axes, "bias")
     return figure

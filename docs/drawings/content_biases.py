@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
+from drawings import QUERY, UPRIGHT, colour_bar, legend, panels
 from posenc_jax.plot import _drawing
 
 TOKENS = "the", "dog"  # two queries at one place
@@ -25,20 +26,16 @@ def content_terms() -> Figure:
     furthest = len(sentence) - 1
     vectors = jax.random.normal(keys[1], (2 * furthest + 1, 16))
     numbers = 4 * jax.random.normal(keys[2], (2 * furthest + 1,))
-    panels = {
+    terms = {
         "a bias": numbers[offset + furthest],
         "Shaw’s term": jnp.einsum("qd,qkd->qk", content, vectors[offset + furthest]),
     }
-    figure = Figure(figsize=(5.6, 4.2), layout="constrained")
-    both = figure.subplots(1, 2, sharey=True)
-    for axes, (name, values) in zip(both, panels.items(), strict=True):
+    figure, both = panels((1, 2, 440), (1, 2, 290), terms, "key", "query", sharey=True)
+    for axes, values in zip(both, terms.values(), strict=True):
         image = _drawing.image(axes, np.asarray(values), "RdBu_r", -10, 10, "equal")
-        axes.set_title(name, size="medium")
-        axes.set_xticks(p, sentence, rotation=90)
+        axes.set_xticks(p, sentence, **UPRIGHT)
         axes.set_yticks(p, sentence)
-        axes.set_xlabel("key")
-    both[0].set_ylabel("query")
-    figure.colorbar(image, ax=both, label="part of the score", location="bottom", shrink=0.6, aspect=30)
+    colour_bar(image, both, "part of the score")
     return figure
 
 
@@ -71,7 +68,7 @@ def content_methods() -> Figure:
     gates = jnp.array([[1.9], [1.1]])
     forget = np.asarray(jax.nn.log_sigmoid(5 * jax.random.normal(jax.random.key(28), (128,)) + 5))
     summed = np.cumsum(forget)
-    panels = {
+    methods = {
         "Shaw, clipped at 16": (near, _of_two(near, _smooth(22, 33, 16, 3), out_of_range="nearest")),
         "DeBERTa, 64 rows": (near, _of_two(near, _smooth(23, 64, 16, 2), max_distance=64)),
         "Transformer-XL": (near, _of_two(near, sinusoids @ projection)),
@@ -82,28 +79,21 @@ def content_methods() -> Figure:
         ),
         "forgetting": (np.arange(64), np.stack([summed[p] - summed[p - np.arange(64)] for p in (100, 88)])),
     }
-    figure = Figure(figsize=(5.8, 7.0), layout="constrained")
-    figure.get_layout_engine().set(h_pad=0.1)
-    for axes, (name, (offsets, curves)) in zip(figure.subplots(3, 2).flat, panels.items(), strict=True):
-        axes.set_title(name, size="medium")
+    figure, grid = panels((2, 3, 480), (3, 2, 580), methods, "offset i − j", "bias")
+    for axes, (name, (offsets, curves)) in zip(grid, methods.items(), strict=True):
         for i, curve in enumerate(curves):
             stepped = name.startswith(("DeBERTa", "WavLM"))
             style = _drawing.line(i) | {"marker": "", "drawstyle": "steps-mid" if stepped else "default"}
             axes.plot(offsets, curve, label=f"“{TOKENS[i]}”", **style)
         axes.xaxis.set_major_locator(_drawing.whole_ticks())
-    for axes in figure.axes[-2:]:
-        axes.set_xlabel("offset i − j")
-    for axes in figure.axes[::2]:
-        axes.set_ylabel("bias")
-    lines = figure.axes[0].lines
-    figure.legend(handles=lines, loc="outside lower center", ncols=2, frameon=False)
+    legend(figure, handles=grid[0].lines, ncols=2)
     return figure
 
 
 def content_grid() -> Figure:
-    """Four heatmaps in red and blue over a grid of 14 by 14 patches, with the query framed in the middle. Above,
+    """Four heatmaps in red and blue over a grid of 14 by 14 patches, with the query framed in the middle. First,
     one for each of two queries: horizontal stripes crossed by vertical ones, other stripes for the other query.
-    Below, the parts of the first: a term that changes from row to row alone, and a term that changes from column to
+    Then the parts of the first: a term that changes from row to row alone, and a term that changes from column to
     column alone."""
     side, place = 14, (6, 6)
     row, column = np.indices((side, side)).reshape(2, -1)
@@ -111,19 +101,17 @@ def content_grid() -> Figure:
         _of_two(coordinate - own, _smooth(seed, 2 * side - 1, 16, 1.5))
         for coordinate, own, seed in ((row, place[0], 32), (column, place[1], 34))
     ]
-    panels = {
+    biases = {
         f"“{TOKENS[0]}”, both terms": terms[0][0] + terms[1][0],
         f"“{TOKENS[1]}”, both terms": terms[0][1] + terms[1][1],
         f"“{TOKENS[0]}”, the rows": terms[0][0],
         f"“{TOKENS[0]}”, the columns": terms[1][0],
     }
-    figure = Figure(figsize=(5.6, 5.6), layout="constrained")
-    for axes, (name, values) in zip(figure.subplots(2, 2).flat, panels.items(), strict=True):
+    figure, grid = panels((1, 4, 270), (2, 2, 450), biases)
+    for axes, values in zip(grid, biases.values(), strict=True):
         image = _drawing.image(axes, values.reshape(side, side), "RdBu_r", -3, 3, "equal")
-        axes.set_title(name, size="medium")
         corner = place[1] - 0.5, place[0] - 0.5
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=_drawing.COLOURS[2], lw=2.5))
-        axes.set_xticks([])
-        axes.set_yticks([])
-    figure.colorbar(image, ax=figure.axes, label="bias", location="bottom", shrink=0.6, aspect=30)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=QUERY, lw=2.5))
+        axes.set(xticks=[], yticks=[])
+    colour_bar(image, grid, "bias")
     return figure

@@ -5,18 +5,16 @@ import pathlib
 
 import numpy as np
 from matplotlib import rcParams
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 import posenc_jax as pe
+from drawings import FIRST, GREY, NEW, SECOND, SEEN, fit, legend, panels, single
 from posenc_jax import plot
 from posenc_jax.hf import rotary_from_config
 from posenc_jax.plot import _drawing
 
 _DIM, _BASE, _LENGTH, _FACTOR = 128, 10_000.0, 4096, 8
-_SEEN, _NEW = "#7f97ab", _drawing.COLOURS[1]
 
 
 def _long_factors() -> np.ndarray:
@@ -32,29 +30,28 @@ def unseen_phases() -> Figure:
     positions up to 32,768 add is vermilion. Pair 30 is seen all round; of pair 47 a quarter is new, of pair 55 three
     quarters, and of pair 63, seen for a thirteenth of the dial, half of the dial is new and the rest is
     still never reached."""
-    turns = 1 / pe.geometric(_DIM, _BASE).wavelengths
-    figure = Figure(figsize=(6.4, 2.6), layout="constrained")
-    for axes, i in zip(figure.subplots(1, 4), (30, 47, 55, 63), strict=True):
-        axes.set_aspect("equal")
+    cycles = 1 / pe.geometric(_DIM, _BASE).wavelengths
+    pairs = (30, 47, 55, 63)
+    figure, dials = panels((1, 4, 250), (2, 2, 430), [f"pair {i}" for i in pairs])
+    for axes, i in zip(dials, pairs, strict=True):
+        axes.set(aspect="equal", xlim=(-1.15, 1.15), ylim=(-1.15, 1.15))
         axes.set_axis_off()
-        axes.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25))
-        axes.set_title(f"pair {i}", size="medium")
-        seen, used = (min(1.0, length * turns[i]) for length in (_LENGTH, _FACTOR * _LENGTH))
+        seen, used = (min(1.0, length * cycles[i]) for length in (_LENGTH, _FACTOR * _LENGTH))
         styles = (
-            (0.0, 1.0, "#8c959f60", 2.0),
-            (seen, used, _NEW, 5.0),
-            (0.0, seen, _SEEN, 9.0),
+            (0.0, 1.0, f"{GREY}60", 2.0),
+            (seen, used, NEW, 5.0),
+            (0.0, seen, SEEN, 9.0),
         )
         for start, stop, colour, width in styles:
             angle = 2 * np.pi * np.linspace(start, stop, 200)
             if stop > start:
                 axes.plot(np.cos(angle), np.sin(angle), color=colour, lw=width, solid_capstyle="butt")
-        axes.text(0, 0, f"{_LENGTH * turns[i]:.3g}\nturns", ha="center", va="center", size="medium")
+        axes.text(0, 0, f"{_LENGTH * cycles[i]:.3g} cycles", ha="center", va="center")
     handles = [
-        Line2D([], [], color=_SEEN, lw=9, label="seen: positions below 4,096"),
-        Line2D([], [], color=_NEW, lw=5, label="new: positions below 32,768"),
+        Line2D([], [], color=SEEN, lw=9, label="seen: positions below 4,096"),
+        Line2D([], [], color=NEW, lw=5, label="new: positions below 32,768"),
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    legend(figure, handles=handles, ncols=4 // figure.axes[0].get_gridspec().nrows ** 2)
     return figure
 
 
@@ -73,10 +70,7 @@ def scaling_ratios() -> Figure:
         "Llama 3": pe.llama3(plain, _FACTOR, low_freq_factor=1, high_freq_factor=4, original_max=_LENGTH),
         "proportional": pe.proportional(_DIM, _BASE, 0.25, _FACTOR),
     }
-    figure, axes = _drawing.single(
-        "What each scaling does to a pair, s = 8", "wavelength before scaling (positions per turn)", "times longer", 6.4
-    )
-    figure.set_figheight(4.6)
+    figure, axes = single("wavelength before scaling (positions per cycle)", "times longer", 420, 420)
     axes.set(xscale="log", yscale="log")
     for i, (label, scaled) in enumerate(spectra.items()):
         ratio = scaled.wavelengths / plain.wavelengths
@@ -88,8 +82,8 @@ def scaling_ratios() -> Figure:
     long = pe.geometric(96, _BASE).wavelengths
     axes.plot(long, _long_factors(), label="LongRoPE, Phi-3.5 mini, s = 32", color=rcParams["text.color"], lw=1)
     for x, text in ((_LENGTH / 32, "L/32"), (_LENGTH / 4, "L/4"), (_LENGTH, "L")):
-        axes.axvline(x, color="#8c959f", lw=0.8, zorder=0)
-        axes.text(x, 0.93, f" {text}", transform=axes.get_xaxis_transform(), size="small")
+        axes.axvline(x, color=GREY, lw=0.8, zorder=0)
+        axes.text(x, 0.93, f" {text}", transform=axes.get_xaxis_transform())
     axes.set_yticks([1, 2, 4, 8, 16, 32, 64], ["1", "2", "4", "8", "16", "32", "64"])
     axes.minorticks_off()
     axes.set_ylim(0.85, 110)  # room for the names of lengths
@@ -107,9 +101,9 @@ def self_extend() -> Figure:
         "linear, s = 8": true / 8,
         "Self-Extend": np.where(true < window, true, true // group + window - window // group),
     }
-    figure, axes = _drawing.single("", "offset (tokens)", "offset that RoPE sees", 5.6)
-    axes.axhspan(0, _LENGTH, color=_SEEN, alpha=0.15, lw=0)
-    axes.text(25_000, 300, "seen in training", ha="right", size="small")
+    figure, axes = single("offset (tokens)", "offset that RoPE sees")
+    axes.axhspan(0, _LENGTH, color=SEEN, alpha=0.15, lw=0)
+    axes.text(25_000, 300, "seen in training", ha="right")
     for i, (label, seen) in enumerate(curves.items()):
         axes.plot(true, seen, label=label, **_drawing.line(i) | {"marker": ""})
     axes.set(ylim=(0, 6000), xlim=(0, 25_600))
@@ -120,22 +114,15 @@ def self_extend() -> Figure:
 def sinks() -> Figure:
     """Two triangles of 24 queries by 24 keys. Left, a window: each query sees the eight keys up to itself, a diagonal
     band. Right, the same band, and in a second colour the first four keys for every query, a column on the left."""
-    query, key = np.mgrid[:24, :24]
-    window = (key <= query) & (key > query - 8)
-    first = (key < 4) & (key <= query) & ~window
-    colours = ListedColormap([_drawing.COLOURS[0], _drawing.COLOURS[1]])
-    figure = Figure(figsize=(5.6, 3.9), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, seen, title in zip(
-        panels, (window, window | first), ("a window of 8", "four sinks and a window of 8"), strict=True
-    ):
-        cells = np.where(seen, np.where(first, 1.0, 0.0), np.nan)
-        _drawing.image(axes, cells, colours, 0, 1, "equal")
-        axes.set_title(title, size="medium")
-        axes.set_xlabel("key")
-    panels[0].set_ylabel("query")
-    handles = [Patch(color=_drawing.COLOURS[i], label=label) for i, label in enumerate(("window", "sinks"))]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    query = np.arange(24)
+    start = np.maximum(query - 7, 0)
+    titles = ("a window of 8", "and four sinks")
+    figure, both = panels((1, 2, 400), (1, 2, 250), titles, "key", "query", sharey=True)
+    for axes in both:
+        axes.set(aspect="equal", xlim=(-0.5, 23.5), ylim=(23.5, -0.5))
+        axes.barh(query, query + 1 - start, left=start - 0.5, height=0.9, color=FIRST, label="window")
+    axes.barh(query, np.minimum(start, 4), left=-0.5, height=0.9, color=SECOND, label="sinks")
+    legend(figure, handles=axes.containers, ncols=2)
     return figure
 
 
@@ -153,8 +140,5 @@ def layer_spectra() -> Figure:
         "sliding_window_pattern": 6,
     }
     layers = rotary_from_config(config).layers
-    figure = plot.spectrum(
-        {"layers 0 to 4: sliding window": layers[0].frequencies, "layer 5: full attention": layers[5].frequencies}
-    )
-    figure.axes[0].set_title("Two spectra in one model")
-    return figure
+    spectra = {"layers 0 to 4: sliding window": layers[0], "layer 5: full attention": layers[5]}
+    return fit(plot.spectrum({name: layer.frequencies for name, layer in spectra.items()}))

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
+from drawings import FIRST, QUERY, SECOND, panels
 from posenc_jax.hf import diffusion_rotary_from_config
-from posenc_jax.plot import _drawing
 
 BACK = 0.5, -0.38  # of a step of depth 1, in columns and rows
 CORNERS = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) - 0.5
@@ -63,8 +63,8 @@ def diffusion_placements() -> Figure:
     text is a line that goes back from the origin, and the image a plane behind its end. In Ideogram 4 text is a
     diagonal, and the image starts far away on it, at 65,536. In Wan and HunyuanVideo frames are planes one behind
     another. In LTX-Video so are they, but their first pixel is 10 seconds and 1,024 pixels before the origin."""
-    figure = Figure(figsize=(5.6, 10.2), layout="constrained")
-    for axes, panel in zip(figure.subplots(5, 2).flat, PANELS, strict=True):
+    figure, grid = panels((5, 2, 1000), (10, 1, 1900), [panel.title for panel in PANELS])
+    for axes, panel in zip(grid, PANELS, strict=True):
         _draw(axes, panel)
     return figure
 
@@ -89,7 +89,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         return np.stack([column + BACK[0] * back - sum(fourth), row + BACK[1] * back], axis=-1)
 
     for i, part in [*enumerate(parts)][::-1]:
-        colour = _drawing.COLOURS[min(i, 1)]
+        colour = SECOND if i else FIRST
         times = np.unique(part[:, 0])
         for t in times[::-1]:
             plane = drawn(part[part[:, 0] == t])
@@ -98,17 +98,16 @@ def _draw(axes: Axes, panel: Panel) -> None:
                 axes.add_patch(Polygon(square, facecolor=colour + "50", edgecolor=colour, lw=0.6))
             if "{" in panel.plane:
                 place = plane.min(0) + [-0.5, -0.6]
-                axes.annotate(panel.plane.format(t), place, color=colour, size="small", va="bottom")
+                axes.annotate(panel.plane.format(t), place, color=colour, va="bottom")
         if "{" not in panel.plane:
             place = plane[0, 0] - 0.5, plane[-1, 1] + 0.7
-            axes.annotate(panel.plane, place, color=colour, size="small", va="top")
+            axes.annotate(panel.plane, place, color=colour, va="top")
     if panel.text:
         dots, (label, beside, side) = drawn(text), panel.label
-        axes.plot(*dots.T, "o", color=_drawing.COLOURS[2], ms=3.5)
+        axes.plot(*dots.T, "o", color=QUERY, ms=3.5)
         place = dots[beside] + [-0.6 if side == "right" else 0.3, 0.4]
-        axes.annotate(label, place, color=_drawing.COLOURS[2], size="small", va="top", ha=side)
+        axes.annotate(label, place, color=QUERY, va="top", ha=side)
     axes.plot(0, 0, "+", color=rcParams["text.color"], ms=9)
-    axes.set_title(panel.title, size="medium", pad=14)
     axes.set_aspect("equal")
     axes.margins(0.06)
     axes.autoscale_view()

@@ -5,6 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
+from drawings import colour_bar, fit, panels
 from posenc_jax import plot
 from posenc_jax.plot import _drawing
 
@@ -12,21 +13,19 @@ from posenc_jax.plot import _drawing
 def mesh() -> Figure:
     """Heatmap of 128 positions by 256 features in red and blue. Features at the left alternate within a few
     positions; towards the right the stripes grow wider, until the last columns keep one colour from top to bottom."""
-    figure = plot.heatmap(pe.sinusoidal(jnp.arange(128), 256), title="128 positions, 256 features")
-    figure.set_size_inches(6.8, 4.0)
-    return figure
+    return fit(plot.heatmap(pe.sinusoidal(jnp.arange(128), 256)), 380)
 
 
 def small_mesh() -> Figure:
     """Heatmap of 50 positions by 16 features: stripes of red and blue that are short in the first columns and longer
     in each pair of columns after them."""
-    return plot.heatmap(pe.sinusoidal(jnp.arange(50), 16), title="50 positions, 16 features")
+    return fit(plot.heatmap(pe.sinusoidal(jnp.arange(50), 16)))
 
 
 def five_waves() -> Figure:
     """Five sine waves over 50 positions. Feature 0 makes eight turns, feature 2 two and a half, feature 4 under one;
     feature 8 rises slowly to 0.5 and feature 14 stays near zero."""
-    return plot.columns(pe.sinusoidal(jnp.arange(50), 16))
+    return fit(plot.columns(pe.sinusoidal(jnp.arange(50), 16)), 300)
 
 
 def wavelengths() -> Figure:
@@ -34,13 +33,13 @@ def wavelengths() -> Figure:
     at 6.3; a wider encoding has a line that rises more gently, and ends nearer to 62,832. A base of one million
     makes the line of width 128 steeper."""
     spectra = {f"width {d}": d for d in (16, 64, 128)} | {"width 128, base 10⁶": pe.geometric(128, 1e6)}
-    return plot.spectrum(spectra)
+    return fit(plot.spectrum(spectra))
 
 
 def similarities() -> Figure:
     """Square heatmap of cosine similarities between 50 positions: a bright diagonal, and parallel bands beside it that
     are alternately darker and brighter, constant along every diagonal."""
-    return plot.similarity(pe.sinusoidal(jnp.arange(50), 16))
+    return fit(plot.similarity(pe.sinusoidal(jnp.arange(50), 16)), 380)
 
 
 def counter() -> Figure:
@@ -52,13 +51,10 @@ def counter() -> Figure:
     bits = positions[:, None] >> j & 1
     frequencies = jnp.asarray(2 * np.pi / 2.0 ** (j + 1), jnp.float32)
     waves = pe.sinusoidal(jnp.asarray(positions, jnp.float32) + 0.5, frequencies, layout="half")[:, :5]
-    figure = Figure(figsize=(5.6, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for axes, values, title in ((left, 2 * bits - 1, "bits (red: 1)"), (right, -np.asarray(waves), "waves, −sin")):
+    codes = {"bits (red: 1)": 2 * bits - 1, "waves, −sin": -np.asarray(waves)}
+    figure, both = panels((1, 2, 420), (1, 2, 400), codes, "period (positions)", "position", sharey=True)
+    for axes, values in zip(both, codes.values(), strict=True):
         image = _drawing.image(axes, values, "RdBu_r", -1, 1, "auto")
-        axes.set_title(title, size="medium")
         axes.set_xticks(j, [f"{2 ** (k + 1)}" for k in j])
-        axes.set_xlabel("period (positions)")
-    left.set_ylabel("position")
-    figure.colorbar(image, ax=right, label="value of the wave", ticks=[-1, 0, 1])
+    colour_bar(image, both, "value of the wave", [-1, 0, 1])
     return figure

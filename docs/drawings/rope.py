@@ -5,22 +5,18 @@ import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Arc
+from matplotlib.patches import Arc, Circle
 
 import posenc_jax as pe
+from drawings import COLOURS, GREY, KEY, QUERY, panels, single
 from posenc_jax.plot import _drawing
 
-_QUERY, _KEY = _drawing.COLOURS[2:4]
 
-
-def _dial(axes: Axes, title: str) -> None:
+def _dial(axes: Axes) -> None:
     """The unit circle and its centre."""
-    axes.set_aspect("equal")
+    axes.set(aspect="equal", xlim=(-1.32, 1.32), ylim=(-1.32, 1.32))
     axes.set_axis_off()
-    axes.set(xlim=(-1.32, 1.32), ylim=(-1.32, 1.32))
-    axes.set_title(title, size="medium")
-    circle = 2 * np.pi * np.linspace(0, 1, 200)
-    axes.plot(np.cos(circle), np.sin(circle), color="#8c959f80", lw=1)
+    axes.add_patch(Circle((0, 0), 1, fill=False, color=GREY, lw=1, alpha=0.6))
 
 
 def _hand(axes: Axes, angle: float, colour: str, label: str, **style: object) -> None:
@@ -34,22 +30,22 @@ def _hand(axes: Axes, angle: float, colour: str, label: str, **style: object) ->
 def turned_pairs() -> Figure:
     """Three dials of one pair of features. In the first, arrows for positions 0 to 5 stand at equal angles, each a step
     further round. In the second, a query at position 5 and a key at position 2 enclose an angle of one hundred degrees.
-    In the third, with the query at 11 and the key at 8, both arrows are turned by the same amount from where they were,
-    drawn dashed, and the angle between them is the same."""
+    In the third, with the query at 11 and the key at 8, both arrows are rotated by the same amount from where they
+    were, drawn dashed, and the angle between them is the same."""
     step, query, key = 0.42, 0.5, 0.02  # radians a position, and the angles of the contents
-    figure = Figure(figsize=(6.8, 2.75), layout="constrained")
-    fan, here, moved = figure.subplots(1, 3)
-    _dial(fan, "a pair at positions 0 to 5")
+    titles = ("a pair at positions 0 to 5", "query at 5, key at 2", "query at 11, key at 8")
+    figure, (fan, here, moved) = panels((1, 3, 280), (3, 1, 840), titles)
+    _dial(fan)
     for p in range(6):
-        _hand(fan, query + step * p, _QUERY, str(p), alpha=0.35 + 0.13 * p)
+        _hand(fan, query + step * p, QUERY, str(p), alpha=0.35 + 0.13 * p)
     for axes, p, q in ((here, 5, 2), (moved, 11, 8)):
-        _dial(axes, f"query at {p}, key at {q}")
+        _dial(axes)
         ends = key + step * q, query + step * p
         if axes is moved:
-            for angle, colour in zip((ends[0] - 6 * step, ends[1] - 6 * step), (_KEY, _QUERY), strict=True):
+            for angle, colour in zip((ends[0] - 6 * step, ends[1] - 6 * step), (KEY, QUERY), strict=True):
                 _hand(axes, angle, colour, "", linestyle=(0, (3, 2)), lw=1.4, alpha=0.7)
-        _hand(axes, ends[1], _QUERY, "q")
-        _hand(axes, ends[0], _KEY, "k")
+        _hand(axes, ends[1], QUERY, "q")
+        _hand(axes, ends[0], KEY, "k")
         degrees = np.degrees(ends)
         axes.add_patch(Arc((0, 0), 0.8, 0.8, theta1=degrees[0], theta2=degrees[1], color=rcParams["text.color"], lw=1))
         middle = sum(ends) / 2
@@ -65,9 +61,9 @@ def heads() -> Figure:
     stands at the key five tokens back."""
     back = jnp.arange(41)
     ones = jnp.ones((41, 1, 64))
-    figure, axes = _drawing.single("What one head can look for", "key, tokens before the query", "score / largest")
+    figure, axes = single("key, tokens before the query", "score / largest")
     for i, (turn, label) in enumerate({0: "looks at itself", -5: "looks five back"}.items()):
-        query = pe.rotary(jnp.ones((1, 1, 64)), turn, head_axis=-2)  # at position 0, after the turn of its weights
+        query = pe.rotary(jnp.ones((1, 1, 64)), turn, head_axis=-2)  # at position 0, after the rotation by its weights
         scores = np.asarray(jnp.sum(query * pe.rotary(ones, -back, head_axis=-2), axis=(1, 2))) / 64
         axes.plot(np.asarray(back), scores, label=label, markevery=5, **_drawing.line(i))
     axes.xaxis.set_major_locator(_drawing.whole_ticks())
@@ -85,7 +81,7 @@ def partial_scores() -> Figure:
         "a quarter, own spectrum": pe.geometric(16),
         "a quarter, p-RoPE": pe.proportional(64, 10_000.0, 0.25),
     }
-    figure, axes = _drawing.single("Score of equal vectors", "offset (tokens)", "score / largest", 6.0)
+    figure, axes = single("offset (tokens)", "score / largest")
     for i, (label, f) in enumerate(spectra.items()):
         rest = 1 - f.num_pairs / 32
         scores = rest + np.asarray(pe.offset_similarity(offsets, f)) / 32
@@ -100,14 +96,13 @@ def layouts() -> Figure:
     """Two rows of eight features, numbered 0 to 7, with arcs that join the members of a pair. In the half layout arcs
     join 0 with 4, 1 with 5, 2 with 6 and 3 with 7. In the interleaved layout they join 0 with 1, 2 with 3, 4 with 5 and
     6 with 7."""
-    figure = Figure(figsize=(6.4, 2.9), layout="constrained")
     pairs = {"half": [(i, i + 4) for i in range(4)], "interleaved": [(2 * i, 2 * i + 1) for i in range(4)]}
-    for axes, (name, joined) in zip(figure.subplots(2, 1), pairs.items(), strict=True):
+    figure, rows = panels((2, 1, 270), (2, 1, 250), pairs)
+    for axes, (name, joined) in zip(rows, pairs.items(), strict=True):
         axes.set_axis_off()
-        axes.set(xlim=(-2.2, 7.6), ylim=(-0.5, 2.1 if name == "half" else 1.2))
-        axes.text(-2.2, 0, f'"{name}"', ha="left", va="center", family="monospace")
+        axes.set(xlim=(-0.6, 7.6), ylim=(-0.5, 2.1 if name == "half" else 1.2))
         for i, (a, b) in enumerate(joined):
-            colour = _drawing.COLOURS[i]
+            colour = COLOURS[i]
             axes.add_patch(
                 Arc(((a + b) / 2, 0.42), b - a, 0.75 * (b - a) ** 0.8, theta1=0, theta2=180, color=colour, lw=2)
             )

@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
+from drawings import FIRST, SECOND, for_phone, panels
 from posenc_jax import plot
 from posenc_jax.plot import _drawing
 
@@ -14,10 +15,20 @@ ORDER = np.array([2, 0, 1])
 
 def error_home() -> Figure:
     """Two curves on logarithmic axes, error against position. The error of textbook float32 begins at 5e-8, rises in a
-    ragged straight line to 2 near position fifty million, and stays there up to two billion. The error of exact phases
-    stays level at 5e-8, under a dotted line at 9e-8, over the whole range."""
+    ragged straight line to 2 near position fifty million, and stays there up to two billion. The error of posenc_jax
+    stays level at 5e-8 over the whole range."""
     figure = plot.phase_error(128)
-    figure.set_size_inches(6.4, 3.4)
+    figure.set_size_inches(*(pixels / 96 for pixels in ((350, 290) if for_phone() else (520, 340))))
+    (axes,) = figure.axes
+    figure.legends[0].remove()
+    axes.lines[2].remove()
+    for line, colour in zip(axes.lines, (SECOND, FIRST), strict=True):
+        line.set(color=colour, linewidth=2.4, linestyle="-")
+    label = {"size": "large", "weight": "bold", "ha": "right"}
+    axes.annotate("textbook float32", (5e3, 5e-2), color=SECOND, **label)
+    axes.annotate("posenc_jax", (2e9, 6e-9), color=FIRST, **label)
+    axes.set(title="", xlabel="position", ylabel="largest error", ylim=(1e-9, 10))
+    axes.set_xticks([1, 1e3, 1e6, 1e9], ["1", "1 thousand", "1 million", "1 billion"])
     return figure
 
 
@@ -28,19 +39,14 @@ def three_tokens() -> Figure:
     places = np.asarray(pe.sinusoidal(np.arange(3), 4), np.float64)
     back = np.argsort(ORDER)
     rows = {"without positions": np.zeros_like(places), "with positions": places}
-    figure = Figure(figsize=(5.6, 5.4), layout="constrained")
-    panels = figure.subplots(2, 2, sharex=True, sharey=True)
-    for line, (name, encoding) in zip(panels, rows.items(), strict=True):
+    figure, grid = panels((2, 2, 560), (2, 2, 420), (), "key", "query", sharex=True, sharey=True)
+    for line, (name, encoding) in zip((grid[:2], grid[2:]), rows.items(), strict=True):
         here = _drawing.self_attention(TOKENS + encoding)
         there = _drawing.self_attention(TOKENS[ORDER] + encoding)[back][:, back]
         for axes, weights, order in zip(line, (here, there), ("cat sat down", "down cat sat"), strict=True):
             image = _drawing.image(axes, weights, "magma", 0.0, 0.75, "equal")
             _drawing.write_cells(axes, image, weights)
-            axes.set_title(f"“{order}”,\n{name}", size="medium")
+            axes.set_title(f"“{order}”,\n{name}")
             axes.set_xticks(range(3), NAMES)
             axes.set_yticks(range(3), NAMES)
-    for axes in panels[1]:
-        axes.set_xlabel("key")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("query")
     return figure

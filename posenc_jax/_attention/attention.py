@@ -103,7 +103,7 @@ def attention(
     implementation: Literal["xla", "mosaic_gpu"] | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    r"""Attention in memory linear in the sequence length, with any bias of positions and tokens.
+    r"""Attention with any bias of positions and tokens, in memory linear in the sequence length.
 
     $$o_i = \sum_j \frac{e^{s_{ij}}}{\sum_k e^{s_{ik}}} v_j, \qquad s_{ij} = c\,q_i \cdot k_j + b(i, j),$$
 
@@ -121,59 +121,55 @@ def attention(
       (2, 1000, 8, 16)
 
     Args:
-      query: floats of shape (..., queries, heads, head_dim).
-      key: floats of shape (..., keys, kv_heads, head_dim) and query's dtype. Each key head serves heads / kv_heads
+      query: float array (..., queries, heads, head_dim).
+      key: float array (..., keys, kv_heads, head_dim) of query's dtype. Each key head serves heads / kv_heads
         consecutive query heads.
-      value: likewise, (..., keys, kv_heads, value_dim).
-      bias: $b$, a function from the positions of a tile, (..., queries) and (..., keys), to floats that broadcast to
-        (batch, heads, queries, keys).
-      query_data: an array or a pytree of arrays, (..., queries, heads or 1, …), for a bias that sees the tokens: it is
-        called as bias(i, j, query_data, key_data), with those of a tile.
-      key_data: likewise, (..., keys, kv_heads or 1, …).
-      query_positions: integers of shape (..., queries), broadcast to query's leading axes. None counts from 0, which
-        requires as many keys as queries if a mask or bias reads them.
-      key_positions: likewise, (..., keys); both or neither, as orders and segments.
-      query_order: integers of shape (..., queries), such as cache slots, by which causal masks, not by positions.
-      key_order: likewise for the keys.
-      query_segments: integers of shape (..., queries). A query sees keys of its number.
-      key_segments: likewise for the keys.
-      mask: booleans (..., heads, queries, keys), True where a query sees a key; any axis may be 1.
-      causal: whether to mask keys after the query, by position or order.
-      window: (left, right): a query at $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$; None for no
-        bound.
-      logits_soft_cap: $a$, from 1e-30 to 1e30, for the scores $a \tanh(c\,q_i \cdot k_j / a) + b(i, j)$.
-      sinks: floats of shape (heads,), the score of one more key per head, of value 0.
-      scale: $c$; None for $1/\sqrt{\text{head\_dim}}$. An array that broadcasts to (..., queries, heads) multiplies the
-        query.
-      block_size: most queries and keys per tile.
+      value: float array (..., keys, kv_heads, value_dim) of query's dtype.
+      bias: $b$, a function of a tile's query and key positions, (..., queries) and (..., keys). It returns floats that
+        broadcast to (batch, heads, queries, keys).
+      query_data: an array or pytree of arrays (..., queries, heads or 1, …), for a bias that reads the tokens: bias(i,
+        j, query_data, key_data) gets the data of a tile.
+      key_data: an array or pytree of arrays (..., keys, kv_heads or 1, …).
+      query_positions: integer array (..., queries), which broadcasts to query's leading axes. None means 0, 1, 2, …;
+        queries and keys must then be equally many if a mask or bias reads positions.
+      key_positions: integer array (..., keys). Give positions, orders and segments for both or for neither.
+      query_order: integer array (..., queries), such as cache slots, which causal compares instead of positions.
+      key_order: integer array (..., keys).
+      query_segments: integer array (..., queries). A query sees the keys whose segment equals its own.
+      key_segments: integer array (..., keys).
+      mask: boolean array (..., heads, queries, keys), True where a query sees a key. Any axis may be 1.
+      causal: whether to mask keys after the query, according to positions or orders.
+      window: (left, right): a query at $p$ sees keys at positions $p - \text{left}$ to $p + \text{right}$. None means
+        no bound.
+      logits_soft_cap: $a$, from 1e-30 to 1e30, for scores $a \tanh(c\,q_i \cdot k_j / a) + b(i, j)$.
+      sinks: float array (heads,), the score of one extra key per head, whose value is 0.
+      scale: $c$, $1/\sqrt{\text{head\_dim}}$ by default. An array that broadcasts to (..., queries, heads) multiplies
+        the query.
+      block_size: the largest number of queries or keys per tile.
       implementation: "xla" or None; "mosaic_gpu" for experimental kernels on NVIDIA Hopper.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too.
 
     Returns:
       An array (..., queries, heads, value_dim) of query's dtype, 0 where a query sees no key. With return_residual, a
-      pair with $\ell$, float32 (float64 for float64 operands), (..., queries, heads), $-\infty$ where a query sees
-      neither key nor sink.
+      pair with $\ell$, an array (..., queries, heads), float32 (float64 for float64 operands), $-\infty$ where a query
+      sees neither key nor sink.
 
     Raises:
-      TypeError: if an argument, the dtype of key or value, or what bias returns is of the wrong type.
-      ValueError: if shapes or shardings do not fit, or a size other than a leading axis is symbolic.
+      TypeError: if an argument, the dtype of key or value, or the result of bias has the wrong type.
+      ValueError: if shapes or shardings do not fit, or an axis that is not leading is symbolic.
       ValueError: if one of a pair of arguments is missing, data are given without bias, or orders without causal.
-      ValueError: if concrete key positions return, as in packed rows, under a causal mask or a window bounded on the
-        right, without segments, orders, data or a mask of queries.
-      ValueError: if a number is out of bounds, or the implementation is unknown or cannot compute this.
+      ValueError: if concrete key positions return to an earlier one, as in packed rows, under a causal mask or a window
+        with a right bound, without segments, orders, data or a mask of queries.
+      ValueError: if a number is out of bounds, or the implementation is unknown or does not support this.
 
     Notes:
-      - Tiles that masks hide are skipped; others compute their bias, again in derivatives. Outside `jax.jit`, each call
-        with a bias recompiles.
-      - Forward and reverse mode reach residuals and what bias closes over; second derivatives take linear memory too.
-        Instead of `jax.linear_transpose`, use `jax.vjp`.
-      - Scores and sums are float32 (float64 for float64 operands); weights are cast to value's dtype. Masked keys and
+      - Tiles that masks hide are skipped. Other tiles compute their bias, and compute it again for derivatives. Outside
+        `jax.jit`, each call with a bias recompiles.
+      - Forward and reverse mode reach residuals and arrays that bias closes over. Second derivatives take linear memory
+        too. Use `jax.vjp`, not `jax.linear_transpose`.
+      - Scores and sums are float32 (float64 for float64 operands). Weights are cast to value's dtype. Masked keys and
         values must be finite.
-      - Explicit axes of a mesh may shard the first leading axis and heads; under `jax.shard_map`, sequences too.
-
-    See Also:
-      The pages "Masks and packing", "Attention in tiles", "Attention of today's models", "Biases that see the
-      tokens" (data), "Many devices" (sharding, keys in parts).
+      - Explicit mesh axes may shard the first leading axis and heads; `jax.shard_map`, sequences too.
 
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,

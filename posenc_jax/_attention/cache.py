@@ -1,4 +1,4 @@
-"""A cache that is data: keys, values, and the position of the token in each slot."""
+"""A KV cache that stores keys, values, and the position of the token in each slot."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ LOST = np.iinfo(np.int32).min  # the position of all slots in a row that has los
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KVCache:
-    r"""Keys and values of tokens, and where each token stands: what `kv_cache` makes and `extend` returns.
-
-    A pytree of arrays, for `jax.jit` with donation, `jax.lax.scan`, `jax.vmap` and checkpoints. Attention masks by the
-    position of each slot, so rows may have different lengths, and a slot that was never written is never seen. A call
-    that begins at an earlier position takes back what stands there and after it, such as rejected drafts.
+    """Keys and values of past tokens, with the position of each token. `kv_cache` creates it, `extend` adds tokens.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -44,10 +40,17 @@ class KVCache:
       (2, 4, 2, 8)
 
     Args:
-      keys: floats (batch, slots, heads, head_dim), or (batch, layers, slots, heads, head_dim).
-      values: likewise, (..., slots, heads, value_dim).
-      positions: int32 (batch, slots), or (batch, layers, slots); the greatest int32 in empty slots.
-      window: (left, right), as `attention` takes it.
+      keys: float array of shape (batch, slots, heads, head_dim), or (batch, layers, slots, heads, head_dim).
+      values: float array of shape (..., slots, heads, value_dim).
+      positions: int32 array of shape (batch, slots), or (batch, layers, slots). Empty slots hold the greatest int32.
+      window: (left, right), as in `attention`.
+
+    Notes:
+      - A cache is a pytree of arrays. It works with `jax.jit` and donation, `jax.lax.scan`, `jax.vmap` and checkpoints.
+      - Attention masks according to the position of each slot. Rows may therefore have different lengths, and slots
+        that were never written are never seen.
+      - If a call of `extend` begins at an earlier position, it removes the tokens at that position and after it, such
+        as rejected drafts.
     """
 
     keys: jax.Array
@@ -65,24 +68,31 @@ class KVCache:
         layer: ArrayLike | None = None,
         slots: ArrayLike | None = None,
     ) -> KVCache:
-        """The cache with more tokens; a token at position p goes to slot p modulo the number of slots.
+        """Returns the cache with more tokens. A token at position p goes to slot p modulo the number of slots.
 
         Args:
-          key: floats (batch, tokens, heads, head_dim) of the cache's dtype, any number of tokens.
-          value: likewise, (batch, tokens, heads, value_dim).
-          positions: integers (tokens,) or (batch, tokens), consecutive in each row. The first is the row's next
-            position, or an earlier one to take tokens back; any but −2³¹ in an empty row. The greatest int32 marks
-            padding, which is not stored and may stand anywhere.
-          layer: which layer, of a cache for several. `jax.tree.map(lambda x: x[:, layer], cache)` is that layer alone.
-          slots: integers (tokens,) or (batch, tokens), where to store the tokens instead, whatever their positions.
+          key: float array of shape (batch, tokens, heads, head_dim) and the cache's dtype, with any number of tokens.
+          value: float array of shape (batch, tokens, heads, value_dim) and the cache's dtype.
+          positions: integer array of shape (tokens,) or (batch, tokens), consecutive in each row. The first is the next
+            position of the row, or an earlier one to remove tokens. In an empty row it may be any position but −2³¹.
+            The greatest int32 marks padding, which is not stored and may be anywhere in a row.
+          layer: the index of the layer, for a cache of several layers.
+          slots: integer array of shape (tokens,) or (batch, tokens), where to store the tokens instead, whatever their
+            positions.
 
         Returns:
-          A new cache. Where a row leaves a position out, or would lose a key that its queries see, the call raises if
-          the values are known (on a CPU). Else all keys of the row are NaN from then on, and so are its outputs.
+          A new cache.
 
         Raises:
-          TypeError: if key or value have another dtype than the cache, or positions, layer or slots are not integers.
-          ValueError: if shapes do not fit, or a window leaves too few slots for so many tokens: left + tokens.
+          TypeError: if key or value has another dtype than the cache, or positions, layer or slots are not integers.
+          ValueError: if shapes do not fit, or the cache has too few slots: a call needs left + tokens of them if there
+            is a window, and tokens of them otherwise.
+          ValueError: if a row skips a position, would lose a key that its queries see, or has a slot out of range, and
+            the values are concrete on a CPU. If they are traced or on another device, all keys of that row become NaN
+            instead, and so do its outputs.
+
+        Notes:
+          `jax.tree.map(lambda x: x[:, layer], cache)` is the cache of one layer.
         """
         key, value = self._parse("key", key), self._parse("value", value)
         (batch, *_, size), tokens, left = self.positions.shape, key.shape[1], self.window[0]
@@ -112,7 +122,7 @@ class KVCache:
         return KVCache(*arrays, window=self.window)
 
     def seen_from(self, positions: ArrayLike) -> dict[str, Any]:
-        """Arguments of `attention` for queries at these positions: each sees the keys up to its own, in the window."""
+        """Arguments of `attention` for queries at these positions: causal, and in the window of the cache."""
         return {
             "query_positions": positions,
             "key_positions": self.positions,
@@ -233,7 +243,7 @@ def kv_cache(
       ...     return cache, pe.attention(q, cache.keys, cache.values, **cache.seen_from(p))
       >>> tokens = jnp.ones((2, 3, 4, 16))
       >>> cache, out = step(cache, tokens, tokens, tokens, jnp.arange(3))
-      >>> token = tokens[:, :1]  # the second row's last one was a rejected draft
+      >>> token = tokens[:, :1]  # in the second row, the last token was a rejected draft
       >>> cache, out = step(cache, token, token, token, jnp.array([[3], [2]]))
       >>> cache.positions[:, 2:5]
       Array([[         2,          3, 2147483647],
@@ -241,24 +251,25 @@ def kv_cache(
 
     Args:
       batch: the number of rows.
-      slots: how many tokens a row holds, drafts included. With a window, left + $n$ serve calls of $n$ tokens.
+      slots: the number of tokens that a row can hold, drafts included. With a window, left + $n$ slots are enough for
+        calls with $n$ tokens.
       heads: the number of key heads.
-      head_dim: features of a key.
-      value_dim: features of a value; None for head_dim, 0 if values are features of the keys.
-      layers: None for one layer, or their number.
-      window: (left, right) as `attention` takes it: queries at $p$ see keys from $p - \text{left}$. None for no bound.
-      dtype: of keys and values.
-      sharding: of the keys, which values and positions follow.
+      head_dim: the number of features of a key.
+      value_dim: the number of features of a value. None means head_dim; 0 means that values are features of the keys.
+      layers: the number of layers; None for a cache of one layer, without an axis of layers.
+      window: (left, right), as in `attention`: queries at $p$ see keys from $p - \text{left}$. None means no bound.
+      dtype: the dtype of keys and values.
+      sharding: the sharding of the keys, which also determines the sharding of values and positions.
 
     Returns:
       A `KVCache` whose slots are empty.
 
     Raises:
-      TypeError: if a size is no integer, or dtype is not a float dtype.
-      ValueError: if a size is not positive, there are not more slots than left, or right is not None or 0.
+      TypeError: if a size is not an integer, or dtype is not a float dtype.
+      ValueError: if a size is not positive, slots is not above left, or right is not None or 0.
 
     See Also:
-      The recipes "Use RoPE with a KV cache" (rings, drafts, prefixes, eviction).
+      The page "Inference" (sliding windows, drafts, prefixes, eviction).
 
     Reference:
       Pope et al., "Efficiently Scaling Transformer Inference", 2022, section 3.3; Jiang et al., "Mistral 7B", 2023,

@@ -41,7 +41,7 @@ def parse_operands(query: Any, key: Any, value: Any) -> tuple[jax.Array, jax.Arr
     (heads, head_dim), kv_heads = shape[-2:], key.shape[-2]
     require(head_dim >= 1 and value.shape[-1] >= 1, "head_dim and value_dim must be at least 1, got 0")
     if kv_heads < 1 or heads % kv_heads:
-        raise invalid(f"the heads of query must be a multiple of those of key, got {heads} and {kv_heads}")
+        raise invalid(f"the heads of query must be a multiple of the heads of key, got {heads} and {kv_heads}")
     for name, x in {"query": query, "key": key, "value": value}.items():
         for axis in (-3, -1):
             checks.unsharded(name, x, axis)

@@ -1,4 +1,4 @@
-"""The tiles of attention: queries and keys cut into blocks, and the scores of one block beside another.
+"""The tiles of attention: queries and keys cut into blocks, and the scores of a query block and a key block.
 
 Blocks of queries are (batch, kv_heads, group, queries, head_dim), those of keys and values (batch, kv_heads, keys,
 width). The scores of a tile are (batch, kv_heads, group, queries, keys).

@@ -1,10 +1,13 @@
-r"""Attention biases that are products of a token with the row of a table for the offset, for any tile of scores.
+"""Attention biases that multiply the query or key by one row of a table per offset, for any tile of scores.
 
-On a CPU, tokens at consecutive positions are multiplied by a row for each offset, and the products are moved to the
-diagonals of the offsets; if all pairs have one row, tokens are multiplied by that row. Otherwise tokens are multiplied
-by rows of the table, and each product is selected by its offset. If the table has more rows than the tile has offsets,
-one window of it is multiplied, or one block after the other. So the products need no more memory than twice the scores
-of the tile.
+How a tile is computed:
+
+- On a CPU, if positions are consecutive, tokens are multiplied by one row per offset, and the products are moved to the
+  diagonals of the offsets. If all pairs have the same row, tokens are multiplied by that row.
+- Otherwise, tokens are multiplied by rows of the table, and each pair selects its product. If the table has more rows
+  than the tile has offsets, one window of the table is multiplied, or one block after the other.
+
+The products therefore need no more memory than twice the scores of the tile.
 """
 
 from __future__ import annotations
@@ -45,14 +48,14 @@ def content_bias(
     max_distance: int | None = None,
     out_of_range: ContentOutOfRange = "error",
 ) -> jax.Array:
-    r"""A bias that depends on a token and an offset: the product of query $i$ or key $j$ with row $i - j$ of a table.
+    r"""A bias that depends on a token and an offset: query $i$ or key $j$ times row $i - j$ of a table.
 
     $$q_i \cdot t_{i - j - f} \qquad \text{or} \qquad k_j \cdot t_{i - j - f}$$
 
-    for every head, where the first row of the table, $t_0$, is that of offset $f$.
+    for every head, where the first row of the table, $t_0$, belongs to offset $f$.
 
     Examples:
-      A query with the feature 1 and rows for offsets from −2 to 2:
+      With one feature, and rows for offsets from −2 to 2:
 
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -61,37 +64,39 @@ def content_bias(
       [[4. 4. 3. 2. 1. 0. 0.]]
 
     Args:
-      query_positions: $i$, integers of shape (..., queries).
-      key_positions: $j$, integers of shape (..., keys); leading axes broadcast.
-      table: floats of shape (rows, heads, features), or (rows, features) if all heads share it. Rows that no query and
-        key select must be finite too.
-      query: $q$, floats of shape (..., queries, heads or 1, features).
-      key: $k$, floats of shape (..., keys, heads or 1, features), instead of query.
-      first: $f$, the offset $i - j$ of the first row. None: the middle row, of an odd number, is that of offset 0.
-      max_distance: DeBERTa's `max_relative_positions`, by which offsets fall into buckets. Every offset has a row then,
+      query_positions: $i$, integer array of shape (..., queries).
+      key_positions: $j$, integer array of shape (..., keys); leading axes broadcast.
+      table: $t$, float array of shape (rows, heads, features), or (rows, features) if all heads share it. Unused rows
+        must be finite too.
+      query: $q$, float array of shape (..., queries, heads or 1, features).
+      key: $k$, float array of shape (..., keys, heads or 1, features), instead of query.
+      first: $f$, the offset $i - j$ of the first row. `None` means that the middle row belongs to offset 0; the number
+        of rows must then be odd.
+      max_distance: DeBERTa's `max_relative_positions`, which groups offsets into buckets. Every offset then has a row,
         first must be None, and the number of rows must be even.
       out_of_range: for offsets without a row. "error" raises if all positions are concrete, and gives NaN if some are
-        traced. "nan" gives NaN, "zeros" gives 0, and "nearest" takes the first or the last row.
+        traced. "nan" gives NaN. "zeros" gives 0. "nearest" uses the first or the last row.
 
     Returns:
-      An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is).
+      An array of shape (..., heads, queries, keys), float32 (float64 if query, key or table is float64). Differentiable
+      in query, key and table to any order, in forward and reverse mode.
 
     Raises:
       TypeError: if positions are not integers of a common dtype, table, query or key is not a float array, or first or
         max_distance is not an integer.
-      ValueError: if query and key are both given or both missing, shapes do not match, out_of_range is unknown,
-        concrete positions are out of range, or first is missing for an even number of rows. With max_distance: if first
-        or out_of_range is given, the number of rows is odd, below 8 or above 2¹², or max_distance is at most a quarter
-        of the rows, rounded down, plus 1.
+      ValueError: if query and key are both given or both missing, shapes do not match, or out_of_range is unknown.
+      ValueError: if concrete positions are out of range, or first is missing for an even number of rows.
+      ValueError: with max_distance, if first or out_of_range is given, the number of rows is odd, below 8 or above 2¹²,
+        or max_distance is at most a quarter of the rows, rounded down, plus 1.
 
     Notes:
-      The bias is not scaled: if the model scales it with the scores, multiply it by the same scale. As a bias of
-      `attention`, with query and key as its query_data and key_data, it is computed in tiles, in memory linear in the
-      length. Products have the default precision of `jax.lax.dot_general`. The bias is differentiable in query, key and
-      table in forward and reverse mode and any order of both.
+      - The bias is not scaled. If the model scales it with the scores, multiply it by the same scale.
+      - As the bias of `attention`, with query and key as its query_data and key_data, it is computed in tiles, in
+        memory linear in the length.
+      - Products have the default precision of `jax.lax.dot_general`.
 
     See Also:
-      The guide to biases of the tokens, for the call of each model and DeBERTa's buckets.
+      The guide to position biases, for the call of each model and DeBERTa's buckets.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1; Dai et al.,

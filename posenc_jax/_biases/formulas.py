@@ -1,15 +1,18 @@
-r"""Attention biases given by a formula in the query and key positions, for any tile of scores.
+"""Attention biases given by a formula in the query and key positions, for any tile of scores.
 
-Every function takes query positions (..., queries) and key positions (..., keys) and returns (..., heads, queries,
-keys). Positions are data, so one call computes the bias for a tile, a decode step, a batch with its own positions, or
-packed segments (whose positions restart; a mask separates them). A tile has the same bits as the corresponding part of
-the full bias. In `sandwich` the last bit may differ, because the compiler chooses the order of its sum. Integer
-distances are computed exactly and then rounded to float32. If one side has float positions, the other is converted to
-float as well. Coordinates of a grid, (tokens, 2), have the shape of a batch of sequences of two tokens. Concrete
-coordinates are rejected; traced ones are read as a batch. Bias each coordinate by itself, and add the biases.
+Every function takes query positions (..., queries) and key positions (..., keys), and returns a bias (..., heads,
+queries, keys). Positions are data. The same call therefore computes the bias of a tile, of a decode step, of a batch
+with its own positions, or of packed segments, whose positions restart (a mask keeps the segments apart).
 
-A custom kernel computes the bias of its own tile and takes the parameters as inputs. This Pallas kernel runs in
-interpret mode, without an accelerator; one that is compiled calls `posenc_jax.kernels.alibi` of tiles instead:
+- A tile has the same bits as the corresponding part of the full bias. Only in `sandwich` may the last bit differ,
+  because the compiler chooses the order of its sum.
+- Integer distances are computed exactly and then rounded to float32. If one side has float positions, the other side is
+  converted to float too.
+- Coordinates of a grid, (tokens, 2), have the same shape as a batch of sequences of two tokens. Concrete coordinates
+  are rejected; traced ones are read as a batch. For a grid, compute one bias per coordinate and add the biases.
+
+A custom kernel computes the bias of its own tile and takes the parameters as inputs. The following Pallas kernel runs
+in interpret mode, without an accelerator. A compiled kernel calls `posenc_jax.kernels.alibi` instead:
 
 >>> import jax, jax.numpy as jnp
 >>> from jax.experimental import pallas as pl
@@ -58,11 +61,7 @@ from posenc_jax._numerics.distances import per_head, tile_distance
 
 @public
 def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax.Array) -> jax.Array:
-    r"""ALiBi (attention with linear biases), $-m_h\,|i - j|$.
-
-    For $n$ heads, $m_h = 2^{-8h/n}$ with $h = 1 \dots n$. If $n$ is not a power of two, the slopes are those for the
-    largest power of two below $n$, followed by every other slope for twice that power. With a causal mask this is the
-    paper's bias; without one it is the symmetric form.
+    r"""ALiBi (attention with linear biases), $-m_h\,|i - j|$ with one slope $m_h$ per head.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -81,9 +80,10 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
        [-1.5 -1. ]]
 
     Args:
-      query_positions: $i$, integers or float32 of shape (..., queries).
-      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
-      heads: the number of heads, for the paper's slopes; or a float array (heads,) of slopes, which may be learned.
+      query_positions: $i$, integer or float32 array of shape (..., queries).
+      key_positions: $j$, integer or float32 array of shape (..., keys); leading axes broadcast.
+      heads: the number of heads, for the paper's slopes; or the slopes themselves, a float array of shape (heads,),
+        which may be learned.
 
     Returns:
       A float32 array of shape (..., heads, queries, keys), differentiable in the slopes and in float positions.
@@ -93,6 +93,11 @@ def alibi(query_positions: ArrayLike, key_positions: ArrayLike, heads: int | jax
         is neither an integer nor a float array.
       ValueError: if positions are scalars, their leading axes do not broadcast, heads is below 1, or an array of slopes
         does not have shape (heads,).
+
+    Notes:
+      - The paper's slopes for $n$ heads are $m_h = 2^{-8h/n}$ with $h = 1 \dots n$. If $n$ is not a power of two, they
+        are the slopes for the largest power of two below $n$, followed by every other slope for twice that power.
+      - With a causal mask, this is the paper's bias. Without a mask, it is the symmetric form.
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3; slopes for other head counts follow the authors' code.
@@ -127,10 +132,6 @@ def linear(distance: jax.Array, slopes: jax.Array) -> jax.Array:
 def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: ArrayLike, rate: ArrayLike) -> jax.Array:
     r"""KERPLE's logarithmic bias, $-r_1 \ln(1 + r_2\,|i - j|)$, with one $r_1$ and one $r_2$ per head.
 
-    The kernel is conditionally positive definite for $r_1, r_2 > 0$. To keep learned parameters positive, compute them
-    as `jax.nn.softplus` of unconstrained ones. (The authors' code instead resets them to 0.01 when an update takes them
-    below it.)
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -142,17 +143,22 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
        [-1.1 -0.7 -0. ]]
 
     Args:
-      query_positions: $i$, integers or float32 of shape (..., queries).
-      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
-      scale: $r_1$ (the authors' code calls it p), positive floats of shape (heads,).
-      rate: $r_2$ (the authors' code calls it a), positive floats of shape (heads,).
+      query_positions: $i$, integer or float32 array of shape (..., queries).
+      key_positions: $j$, integer or float32 array of shape (..., keys); leading axes broadcast.
+      scale: $r_1$, positive float array of shape (heads,); p in the authors' code.
+      rate: $r_2$, positive float array of shape (heads,); a in the authors' code.
 
     Returns:
       A float32 array of shape (..., heads, queries, keys), differentiable in both parameters and in float positions.
 
     Raises:
-      TypeError: if scale or rate is not a float array, or as for `alibi`.
-      ValueError: if scale and rate do not both have shape (heads,), or as for `alibi`.
+      TypeError: if scale or rate is not a float array, or for the same reasons as in `alibi`.
+      ValueError: if scale and rate do not both have shape (heads,), or for the same reasons as in `alibi`.
+
+    Notes:
+      The kernel is conditionally positive definite for $r_1, r_2 > 0$. To keep learned parameters positive, compute
+      them as `jax.nn.softplus` of unconstrained parameters. The authors' code instead resets a parameter to 0.01 when
+      an update makes it smaller.
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -175,9 +181,6 @@ def kerple_power(
 ) -> jax.Array:
     r"""KERPLE's power bias, $-r_1\,|i - j|^{r_2}$, with one $r_1$ and one $r_2$ per head; ALiBi if $r_2 = 1$.
 
-    The kernel is conditionally positive definite for $r_1 > 0$ and $0 < r_2 \le 2$. To keep learned parameters in that
-    range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained ones.
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -187,18 +190,22 @@ def kerple_power(
       [-2.  -1.7 -1.4 -1.  -0. ]
 
     Args:
-      query_positions: $i$, integers or float32 of shape (..., queries).
-      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
-      scale: $r_1$ (the authors' code calls it a), positive floats of shape (heads,).
-      exponent: $r_2$ (the authors' code calls it p), floats of shape (heads,), above 0 and at most 2.
+      query_positions: $i$, integer or float32 array of shape (..., queries).
+      key_positions: $j$, integer or float32 array of shape (..., keys); leading axes broadcast.
+      scale: $r_1$, positive float array of shape (heads,); a in the authors' code.
+      exponent: $r_2$, float array of shape (heads,), above 0 and at most 2; p in the authors' code.
 
     Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in both parameters and in float positions.
-      The derivative with respect to positions is defined as 0 at distance 0.
+      A float32 array of shape (..., heads, queries, keys), differentiable in both parameters and in float positions. At
+      distance 0, the derivative with respect to positions is defined as 0.
 
     Raises:
-      TypeError: if scale or exponent is not a float array, or as for `alibi`.
-      ValueError: if scale and exponent do not both have shape (heads,), or as for `alibi`.
+      TypeError: if scale or exponent is not a float array, or for the same reasons as in `alibi`.
+      ValueError: if scale and exponent do not both have shape (heads,), or for the same reasons as in `alibi`.
+
+    Notes:
+      The kernel is conditionally positive definite for $r_1 > 0$ and $0 < r_2 \le 2$. To keep learned parameters in
+      that range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained parameters.
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -224,13 +231,10 @@ def sandwich(
     heads: int,
     frequencies: Frequencies | int | jax.Array,
 ) -> jax.Array:
-    r"""Sandwich: the dot product of sinusoidal encodings, which decays with distance, scaled by a rate per head.
+    r"""Sandwich: the dot product of sinusoidal encodings, which decays with distance, times a rate per head.
 
     $$\frac{n}{8h} \left(PE(i) \cdot PE(j) - \|PE\|^2\right)
       = \frac{n}{8h} \left(\sum_k \cos \omega_k (i - j) - \frac d2\right), \qquad h = 1 \dots n$$
-
-    for $n$ heads. The bias is 0 at distance 0, up to the rounding of a sum. Each sine and cosine is within 9e-8 of the
-    truth at every int32 position.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -240,23 +244,30 @@ def sandwich(
        [ -1.  -10.6 -16.7]]
 
     Args:
-      query_positions: $i$, integers or float32 of shape (..., queries).
-      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
+      query_positions: $i$, integer or float32 array of shape (..., queries).
+      key_positions: $j$, integer or float32 array of shape (..., keys); leading axes broadcast.
       heads: $n$, the number of heads.
-      frequencies: as for `sinusoidal`: a width $d$ (128 in the paper), `Frequencies` with one axis, or $\omega$.
+      frequencies: the frequencies of the encodings; see `sinusoidal`. A width $d$ (128 in the paper), `Frequencies`
+        with one axis, or a float array of $\omega$.
 
     Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in $\omega$ and in float positions.
+      A float32 array of shape (..., heads, queries, keys), differentiable in $\omega$ and in float positions. It is 0
+      at distance 0, up to the rounding of a sum.
 
     Raises:
-      TypeError: if heads is not an integer, or as for `alibi` or `sinusoidal`.
-      ValueError: if heads is below 1, the width is odd, the frequencies have several axes, or as for `alibi`.
+      TypeError: if heads is not an integer, or for the same reasons as in `alibi` or `sinusoidal`.
+      ValueError: if heads is below 1, the width is odd, the frequencies have several axes, or for the same reasons as
+        in `alibi`.
+
+    Notes:
+      - Each sine and cosine is within 9e-8 of its true value at every int32 position.
+      - For a width, the frequencies start at ω = 1, as in sinusoidal encodings and in the paper's listing (appendix E).
+        The rates also follow the listing, which subtracts no norm. NVIDIA NeMo's code subtracts d/2, and its
+        frequencies start one step later. The norm is constant per head, so it does not change attention weights.
 
     Reference:
-      Chi et al., "Dissecting Transformer Length Extrapolation via The Lens of Receptive Field Analysis", 2023,
-      section 5. Given a width, the frequencies start at ω = 1, as in sinusoidal encodings and in the paper's listing
-      (appendix E), whose rates these are; the listing subtracts no norm. NVIDIA NeMo's code subtracts d/2, and its
-      frequencies start one step later. The norm is constant for each head, so it does not change attention weights.
+      Chi et al., "Dissecting Transformer Length Extrapolation via The Lens of Receptive Field Analysis", 2023, section
+      5.
     """
     positions = parse_tile(query_positions, key_positions)
     heads, frequencies = checks.size("heads", heads), one_axis(parse(frequencies, even=True, unsharded=True))

@@ -1,8 +1,8 @@
-r"""Attention biases learned as functions of distance, for any tile of positions: T5's buckets and FIRE.
+"""Attention biases learned as functions of distance, for any tile of scores: T5's buckets and FIRE.
 
-Positions work as in the biases given by a formula. A tile of `t5` has the same bits as the corresponding part of the
-full bias. In `fire` the last bit may differ, because the compiler chooses how to divide and in which order to sum.
-Reverse mode stores only distances, in one array for all heads.
+Positions have the same shapes and meaning as in the biases given by a formula. A tile of `t5` has the same bits as the
+corresponding part of the full bias. In `fire` the last bit may differ, because the compiler chooses how to divide and
+in which order to sum. Reverse mode stores only distances, in one array for all heads.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ def t5(
     bidirectional: bool = True,
     max_distance: int = 128,
 ) -> jax.Array:
-    r"""T5's bias: one learned value for each head and bucket of distances.
+    r"""T5's bias: one learned value per head and bucket of distances.
 
-    Of the $n$ buckets in each direction, the first $e = \lfloor n/2 \rfloor$ have one distance each. A distance
+    Of the $n$ buckets in each direction, the first $e = \lfloor n/2 \rfloor$ hold one distance each. A distance
     $d \ge e$ falls into bucket
 
     $$\min\left(n - 1,\; e + \left\lfloor \frac{\ln(d/e)}{\ln(\text{max}/e)}\,(n - e) \right\rfloor\right).$$
-
-    Integer arithmetic finds the distance at which each bucket begins, so the bucket is right at every distance; a
-    float32 logarithm is off by one at some edges. The lookup is elementwise: one select for each row, no gather.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -53,26 +50,31 @@ def t5(
       [ 0.  1.  8.  8. 15. 15. 17.]
 
     Args:
-      query_positions: integers of shape (..., queries).
-      key_positions: integers of shape (..., keys); leading axes broadcast.
-      table: floats of shape (buckets, heads).
+      query_positions: integer array of shape (..., queries).
+      key_positions: integer array of shape (..., keys); leading axes broadcast.
+      table: float array of shape (buckets, heads).
       bidirectional: if True, the first half of the table is for keys at or before the query, and the second half for
-        keys after it. If False, the whole table is for keys at or before the query; keys after it, which should be
-        masked, count as distance 0.
+        keys after it. If False, the whole table is for keys at or before the query. Later keys, which should be masked,
+        then count as distance 0.
       max_distance: the distance from which all keys share the last bucket.
 
     Returns:
-      A float32 array of shape (..., heads, queries, keys), differentiable in the table in forward and reverse
-      mode and any order of both.
+      A float32 array of shape (..., heads, queries, keys), differentiable in the table to any order, in forward and
+      reverse mode.
 
     Raises:
-      TypeError: if positions are not integers, the table is not a float array, or as for `alibi`.
+      TypeError: if positions are not integers, the table is not a float array, or for the same reasons as in `alibi`.
       ValueError: if the table does not have two axes, has fewer than two rows per direction, or has an odd number of
-        rows for two directions; if max_distance is not above $e$; or as for `alibi`.
+        rows for two directions; if max_distance is not above $e$; or for the same reasons as in `alibi`.
+
+    Notes:
+      Integer arithmetic finds the distance at which each bucket begins, so every distance falls into the right bucket.
+      A float32 logarithm is off by one at some edges. The lookup is elementwise: one select per row of the table, no
+      gather.
 
     Reference:
-      Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1; the buckets follow the
-      authors' code (Mesh TensorFlow).
+      Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1; the buckets follow the authors'
+      code (Mesh TensorFlow).
     """
     queries, keys = parse_tile(query_positions, key_positions, checks.INTEGERS)
     bidirectional = checks.flag("bidirectional", bidirectional)
@@ -183,15 +185,10 @@ def fire(
     c: ArrayLike,
     threshold: ArrayLike,
 ) -> jax.Array:
-    r"""FIRE: a learned function of the distance, normalized by the position of the query.
+    r"""FIRE: a learned function $f$ of the distance, normalized with the position of the query.
 
     $$f\left(\frac{\ln(c\,|i - j| + 1)}{\ln(c\,\max(L, i) + 1)}\right), \qquad
       f(x) = W_2^\top \max(w_1 x + b_1, 0) + b_2$$
-
-    Positions count from 0 at the start of the sequence or of each packed segment. FIRE is for causal attention,
-    $j \le i$, where the argument of $f$ is at most 1. Mask later keys. As in the authors' code, they too are biased by
-    their distance, so that values and gradients are finite. To keep learned $c$ and $L$ positive, compute them as
-    `jax.nn.softplus` of unconstrained ones.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -203,23 +200,29 @@ def fire(
        [-2.]]
 
     Args:
-      query_positions: $i$, integers or float32 of shape (..., queries).
-      key_positions: $j$, integers or float32 of shape (..., keys); leading axes broadcast.
-      mlp: $(w_1, b_1, W_2, b_2)$, floats of shapes (hidden,), (hidden,), (hidden, heads) and (heads,); the paper uses
-        32 hidden units.
-      c: a positive number or scalar array; the paper initializes it to 0.1.
+      query_positions: $i$, integer or float32 array of shape (..., queries), counted from 0 at the start of the
+        sequence or of each packed segment.
+      key_positions: $j$, integer or float32 array of shape (..., keys); leading axes broadcast.
+      mlp: $(w_1, b_1, W_2, b_2)$, float arrays of shapes (hidden,), (hidden,), (hidden, heads) and (heads,). The paper
+        uses 32 hidden units.
+      c: $c$, a positive number or scalar array; the paper initializes it to 0.1.
       threshold: $L$, a positive number or scalar array.
 
     Returns:
       A float32 array of shape (..., heads, queries, keys), differentiable in the weights, c, threshold and float
-      positions in forward and reverse mode and any order of both.
+      positions to any order, in forward and reverse mode.
 
     Raises:
-      TypeError: if mlp is not four float arrays, c or threshold is neither a number nor a numeric array, or as for
-        `alibi`.
-      ValueError: if the shapes in mlp do not match, c or threshold is an array but not a scalar, or as for `alibi`. For
-        c and threshold given as numbers, also if one is not positive, or if float32 cannot hold it, $cL$ or $c$ times
-        any distance.
+      TypeError: if mlp is not four float arrays, c or threshold is neither a number nor a numeric array, or for the
+        same reasons as in `alibi`.
+      ValueError: if the shapes in mlp do not match, c or threshold is an array but not a scalar, or for the same
+        reasons as in `alibi`. If c and threshold are numbers: also if one is not positive, or if $c$, $L$, $cL$ or $c$
+        times any distance does not fit into float32.
+
+    Notes:
+      - FIRE is for causal attention, $j \le i$, where the argument of $f$ is at most 1. Mask later keys. As in the
+        authors' code, their bias is computed from their distance too, so that values and gradients are finite.
+      - To keep learned $c$ and $L$ positive, compute them as `jax.nn.softplus` of unconstrained parameters.
 
     Reference:
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3

@@ -1,9 +1,10 @@
-r"""A learned attention bias for each offset on a grid, as in vision transformers, for any tile of scores.
+"""A learned attention bias per offset on a grid, as in vision transformers, for any tile of scores.
 
-Positions are the coordinates of tokens, so one call computes the bias of a window, of a tile, or of queries on a
-coarser grid than the keys. A tile has the same bits as the corresponding part of the full bias. On CPUs and GPUs, XLA
-computes each index where it looks up the value, so nothing else of the size of the bias is stored. On TPUs it stores
-the values with heads padded to 128. Derivatives store only positions.
+Positions are the coordinates of tokens. The same call therefore computes the bias of a window, of a tile, or of queries
+on a coarser grid than the keys. A tile has the same bits as the corresponding part of the full bias.
+
+On CPUs and GPUs, XLA computes each index where it looks up the value, so no other array of the size of the bias is
+stored. On TPUs, XLA stores the values with heads padded to 128. Derivatives store only positions.
 """
 
 from __future__ import annotations
@@ -36,14 +37,12 @@ def relative_position_bias(
     symmetric: bool = False,
     out_of_range: OutOfRange = "error",
 ) -> jax.Array:
-    r"""The bias of vision transformers: one learned value for each head and each offset on a grid.
+    r"""The bias of vision transformers: one learned value per head and offset on a grid.
 
     For a query at $p$ and a key at $q$, in a window of $w_a$ positions along axis $a$, the bias of all heads is
 
     $$\text{table}[p_1 - q_1 + w_1 - 1, \;\dots,\; p_n - q_n + w_n - 1] \qquad \text{or} \qquad
       \text{table}[|p_1 - q_1|, \;\dots,\; |p_n - q_n|] \;\text{ (symmetric).}$$
-
-    Only differences of positions count: positions may start anywhere and have gaps.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -63,38 +62,39 @@ def relative_position_bias(
       (8, 7, 7)
 
     Args:
-      query_positions: $p$, integers of shape (..., queries, axes), as `grid_positions` returns them; (..., queries) for
-        a table with one axis of offsets.
-      key_positions: $q$, integers of shape (..., keys, axes) or (..., keys); leading axes broadcast.
-      table: floats of shape ($2w_1 - 1, \dots, 2w_n - 1$, heads), or ($w_1, \dots, w_n$, heads) if symmetric, for any
-        number of axes.
-      prefix: floats of shape (3, heads) for tokens outside the grid, whose first coordinate is negative: the bias of
-        grid tokens as keys of such a token, of such a token as key of grid tokens, and of such tokens for each other.
-        Without prefix, a negative coordinate is like any other.
-      symmetric: whether the table holds distances instead of offsets, as in LeViT.
-      out_of_range: for offsets that the table does not have. "error" raises a `ValueError` if all positions are
-        concrete, and gives NaN if some are traced, as all are in `attention`. "nan" gives NaN and checks nothing.
-        "zeros" gives 0.
+      query_positions: $p$, integer array of shape (..., queries, axes), as `grid_positions` returns; or (..., queries)
+        for a table with one axis of offsets.
+      key_positions: $q$, integer array of shape (..., keys, axes) or (..., keys); leading axes broadcast.
+      table: float array of shape ($2w_1 - 1, \dots, 2w_n - 1$, heads), or ($w_1, \dots, w_n$, heads) if symmetric, for
+        any number of axes.
+      prefix: biases of tokens outside the grid, such as a class token: float array of shape (3, heads). A token is
+        outside if its first coordinate is negative. The rows are for an outside query with grid keys, for grid queries
+        with an outside key, and for two outside tokens. Without prefix, negative coordinates have no special meaning.
+      symmetric: whether the table is indexed by distances instead of offsets, as in LeViT.
+      out_of_range: for offsets beyond the table. "error" raises a `ValueError` if all positions are concrete, and gives
+        NaN if some are traced, as they always are in `attention`. "nan" gives NaN without a check. "zeros" gives 0.
 
     Returns:
-      A float32 array of shape (..., heads, queries, keys).
+      A float32 array of shape (..., heads, queries, keys), differentiable in table and prefix, in forward and reverse
+      mode.
 
     Raises:
       TypeError: if positions are not integers of a common dtype, or table or prefix is not a float array.
-      ValueError: if positions do not have one coordinate for each axis of the table (for one axis, if concrete
-        positions are the points of a grid), their leading axes do not broadcast, the table has an even number of
-        offsets along an axis, no heads, or a symbolic number of offsets, prefix does not have shape (3, heads), or
-        concrete positions are out of range.
+      ValueError: if positions do not have one coordinate per axis of the table (for one axis: if concrete positions are
+        coordinates of a grid), or their leading axes do not broadcast.
+      ValueError: if the table has no heads, or an even or symbolic number of offsets along an axis; or prefix does not
+        have shape (3, heads).
+      ValueError: if concrete positions are out of range.
 
     Notes:
-      The bias is differentiable in the table and in prefix, in forward and in reverse mode.
+      Only differences matter: positions may start anywhere and have gaps.
 
     See Also:
-      The guide to tables of offsets, for the checkpoints of Swin, BEiT, MaxViT and LeViT, and for another window.
+      The guide to position biases, for the checkpoints of Swin, BEiT, MaxViT and LeViT, and for another window.
 
     Reference:
-      Liu et al., "Swin Transformer", 2021, section 3.2, equation 4; Graham et al., "LeViT", 2021, section 4.2;
-      Bao et al., "BEiT", 2022; Tu et al., "MaxViT", 2022. Signs and orders follow the authors' code.
+      Liu et al., "Swin Transformer", 2021, section 3.2, equation 4; Graham et al., "LeViT", 2021, section 4.2; Bao et
+      al., "BEiT", 2022; Tu et al., "MaxViT", 2022. Signs and orders follow the authors' code.
     """
     symmetric, out_of_range = checks.flag("symmetric", symmetric), checks.out_of_range("out_of_range", out_of_range)
     table, prefix, sides = _parse_table(table, prefix, symmetric)

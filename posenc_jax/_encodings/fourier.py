@@ -1,4 +1,4 @@
-r"""Fourier features of coordinates (random, octaves or learned), and embeddings of diffusion timesteps."""
+"""Fourier features of coordinates (random, octaves or learned), and the embedding of diffusion timesteps."""
 
 from __future__ import annotations
 
@@ -25,15 +25,7 @@ from posenc_jax._numerics import sines
 def fourier_features(
     x: ArrayLike, matrix: ArrayLike, *, layout: Layout = "half", dtype: Any = jnp.float32
 ) -> jax.Array:
-    r"""Fourier features, $\gamma(x) = [\sin 2\pi x B,\ \cos 2\pi x B]$.
-
-    The phases $x_k B_{kj}$ and their sum over $k$ are fixed-point fractions of a cycle. No matrix product rounds the
-    sum, so the sum has the same bits in every program. With $m$ coordinates, features are within $9\cdot10^{-8} +
-    6\cdot10^{-9}\,m$ of their true values for the given $x$ and $B$, up to magnitudes of 2³¹ and 2²⁴.
-
-    Gaussian features use the matrix `sigma * jax.random.normal(key, (inputs, n))`, fixed or learned. NeRF's octaves
-    $\sin(2^k\pi x), \cos(2^k\pi x)$ of each coordinate, $k = 0, …, L - 1$, use exactly the matrix
-    `np.kron(np.eye(inputs), 2.0 ** np.arange(-1, L - 1))` and the interleaved layout.
+    r"""Fourier features of coordinates, $\gamma(x) = [\sin 2\pi x B,\ \cos 2\pi x B]$.
 
     Examples:
       >>> import numpy as np
@@ -41,26 +33,37 @@ def fourier_features(
       >>> B = np.array([[1.0, 0.0], [0.0, 0.5]], np.float32)
       >>> print(np.asarray(pe.fourier_features(np.array([0.25, 0.5], np.float32), B)).round(4))
       [1. 1. 0. 0.]
+
+      The octaves of NeRF, $\sin(2^k\pi x)$ and $\cos(2^k\pi x)$ of each coordinate for $k = 0, …, 9$:
+
       >>> octaves = np.kron(np.eye(3), 2.0 ** np.arange(-1, 9)).astype(np.float32)
       >>> pe.fourier_features(np.zeros((5, 3), np.float32), octaves, layout="interleaved").shape
       (5, 60)
 
     Args:
-      x: $x$, floats or integers of shape (..., inputs), of magnitude below 2³¹.
-      matrix: $B$, floats of shape (inputs, n), in cycles per unit of each coordinate, of magnitude below 2²⁸.
-      layout: "half": n sines before n cosines, as in the paper's code. "interleaved": features 2j and 2j + 1 are the
-        sine and cosine of column j. The paper's formula puts the cosine before the sine and has an amplitude.
-      dtype: any float dtype. The features are computed in float32 and rounded once.
+      x: $x$, float or integer array of shape (..., inputs), of magnitude below 2³¹.
+      matrix: $B$, float array of shape (inputs, n), in cycles per unit of each coordinate, of magnitude below 2²⁸.
+      layout: the order of the features. "half": n sines before n cosines, as in the paper's code. "interleaved":
+        features 2j and 2j + 1 are the sine and the cosine of column j.
+      dtype: dtype of the result, any float dtype. The features are computed in float32 and rounded once.
 
     Returns:
-      The features, of shape (..., 2n) and the given dtype. NaN for an x with a coordinate that is NaN or out of range,
-      and for a column of the matrix with such an entry. Differentiable in x and the matrix.
+      The features, an array of shape (..., 2n) and the given dtype. They are NaN for an x with a coordinate that is NaN
+      or out of range, and for a column of the matrix with such an entry. Differentiable in x and the matrix.
 
     Raises:
       TypeError: if x is not floats or integers, if the matrix is not a float array, or if anything is float64 while x64
         is off.
       ValueError: if the matrix does not have two axes, if the last axis of x does not match its inputs, or if the
         layout is unknown.
+
+    Notes:
+      - For Gaussian features, the matrix is `sigma * jax.random.normal(key, (inputs, n))`, fixed or learned.
+      - The phases $x_k B_{kj}$ and their sum over $k$ are fixed-point fractions of a cycle. No matrix product rounds
+        the sum, so it has the same bits in every program.
+      - With $m$ coordinates, features are within $9\cdot10^{-8} + 6\cdot10^{-9}\,m$ of their true values for the given
+        $x$ and $B$, for entries of $x$ up to 2³¹ and of $B$ up to 2²⁴.
+      - The paper's formula puts the cosine before the sine and has an amplitude.
 
     Reference:
       Tancik et al., "Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020,
@@ -107,9 +110,6 @@ def timestep_embedding(
 
     $$\omega_i = \text{scale} \cdot \text{max\_period}^{-i/(n - \text{shift})}, \quad n = \lfloor \text{dim}/2 \rfloor$$
 
-    Frequencies are exact, and features are within 9e-8 of their true values for every timestep below 2³¹ that an array
-    can hold. A float32 reference is already off by 1e-4 at $t = 1000$. The names and defaults are those of diffusers.
-
     Examples:
       >>> import numpy as np
       >>> import posenc_jax as pe
@@ -118,25 +118,31 @@ def timestep_embedding(
       [[0.8776 1.     0.4794 0.     0.    ]]
 
     Args:
-      timesteps: $t$, integers or float32 of shape (...,).
-      dim: number of features. An odd width ends in a zero.
-      flip_sin_to_cos: puts the cosines first.
-      downscale_freq_shift: shift, below n. 1 ends the frequencies at exactly scale/max_period (DDPM, Stable Diffusion's
-        predecessors); 0 ends them one step short of it (Stable Diffusion, DiT). A single frequency is `scale` for any
-        shift.
+      timesteps: $t$, integer or float32 array of shape (...,).
+      dim: the number of features. For an odd width, the last feature is zero.
+      flip_sin_to_cos: whether the cosines come first.
+      downscale_freq_shift: shift, below n. With 1, the last frequency is exactly scale/max_period (DDPM, Stable
+        Diffusion's predecessors). With 0, the frequencies end one step short of it (Stable Diffusion, DiT).
       scale: multiplies the timesteps; 1000 for timesteps from 0 to 1, as in many flow models.
       max_period: the base of the frequencies, positive.
-      dtype: any float dtype. The embedding is computed in float32 and rounded once.
+      dtype: dtype of the result, any float dtype. The embedding is computed in float32 and rounded once.
 
     Returns:
-      The embedding, of shape (..., dim) and the given dtype. NaN where a timestep is NaN or outside int32.
-      Differentiable in float timesteps.
+      The embedding, an array of shape (..., dim) and the given dtype. It is NaN where a timestep is NaN or outside
+      int32. Differentiable in float timesteps.
 
     Raises:
-      TypeError: if timesteps are not integers or float32 (bfloat16 takes 937 for 936), if dim is not an integer, or if
-        another argument has the wrong type.
+      TypeError: if timesteps are not integers or float32, if dim is not an integer, or if another argument has the
+        wrong type.
       ValueError: if dim is negative, if the shift is not below n, if scale or max_period is not positive, or if a
         frequency would reach 2²⁸ cycles per timestep.
+
+    Notes:
+      - The names and the defaults are the same as in diffusers.
+      - Frequencies are exact. Features are within 9e-8 of their true values for every timestep below 2³¹ that an array
+        can hold. A float32 reference is already off by 1e-4 at $t = 1000$.
+      - bfloat16 timesteps are rejected, because they would be rounded: 937 becomes 936.
+      - A single frequency ($n = 1$) is `scale` for any shift.
 
     Reference:
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B; `get_timestep_embedding` of diffusers.

@@ -21,7 +21,7 @@ from posenc_jax._jax.workarounds import compiled, product
 
 @public
 def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange = "error") -> jax.Array:
-    r"""Looks up rows of a learned table, $PE(p) = \text{table}_p$, and never returns the wrong row.
+    r"""Looks up rows of a learned table, $PE(p) = \text{table}_p$, and never returns a wrong row.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -30,20 +30,25 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
       >>> print(pe.learned(jnp.array([1, 0]), table))
       [[2. 3.]
        [0. 1.]]
+
+      Positions outside the table give NaN under `jax.jit`, and raise outside of it:
+
       >>> print(jax.jit(pe.learned)(jnp.array([1, 2]), table))
       [[ 2.  3.]
        [nan nan]]
 
     Args:
-      positions: integers of shape (...,), each from 0 to length − 1. A negative position is out of range: it does
+      positions: integer array of shape (...,), each from 0 to length − 1. Negative positions are out of range: they do
         not count from the end.
-      table: floats of shape (length, dim).
-      out_of_range: "error" raises a `ValueError` if positions are concrete, and returns NaN rows if they are traced
-        (code under `jax.jit` cannot raise). "nan" returns NaN rows in both cases and does not check the positions
-        first. "zeros" returns rows of zeros, for padding that is marked by a position such as −1.
+      table: float array of shape (length, dim).
+      out_of_range: what to do about positions outside the table. "error" raises a `ValueError` if positions are
+        concrete, and returns NaN rows if they are traced, because code under `jax.jit` cannot raise. "nan" returns NaN
+        rows in both cases, without a check. "zeros" returns rows of zeros, for padding that is marked by a position
+        such as −1.
 
     Returns:
-      The rows, of shape (..., dim) and the dtype of the table. Out-of-range positions pass no gradient to the table.
+      The rows, an array of shape (..., dim) and the dtype of the table. Positions that are out of range pass no
+      gradient to the table.
 
     Raises:
       TypeError: if positions are not integers, or the table is not a float array.
@@ -89,12 +94,12 @@ def add_learned(
       1.5
 
     Args:
-      x: floats of shape (..., seq, d_model), or (d_model,) for one vector.
-      table: floats of shape (length, d_model).
-      positions: integers of a shape that broadcasts to (..., seq). `None` means 0, 1, 2, … and slices the first rows of
-        the table instead of looking them up. A symbolic seq then needs a constraint such as "seq <= 512".
+      x: embeddings, float array of shape (..., seq, d_model), or (d_model,) for one vector.
+      table: float array of shape (length, d_model).
+      positions: integer array that broadcasts to (..., seq). `None` means 0, 1, 2, …, and slices the first rows of the
+        table instead of looking them up.
       scale: a scalar that multiplies x.
-      out_of_range: as for `learned`.
+      out_of_range: "error", "nan" or "zeros" for positions outside the table; see `learned`.
 
     Returns:
       The sum, with the shape and dtype of x. It is computed in float32 (float64 if x or the table is float64) and
@@ -102,8 +107,12 @@ def add_learned(
 
     Raises:
       TypeError: if x or table is not a float array, or positions are not integers.
-      ValueError: if the widths differ, if positions do not broadcast, if concrete positions are out of range, or if
-        positions are `None` and the sequence is longer than the table, for any `out_of_range`: the length is static.
+      ValueError: if the widths differ, if positions do not broadcast, or if concrete positions are out of range.
+      ValueError: if positions are `None` and the sequence is longer than the table, for any `out_of_range`, because the
+        length is static.
+
+    Notes:
+      With a symbolic sequence length and without positions, the export needs a constraint such as "seq <= 512".
 
     Reference:
       Devlin et al., "BERT", 2019, section 3, figure 2.
@@ -137,13 +146,13 @@ def resize_table(
 ) -> jax.Array:
     r"""Interpolates a learned table to another length or grid.
 
-    New row $j$ of $n$ samples the $L$ old rows at
+    Along each axis, new row $j$ of $n$ samples the $L$ old rows at
 
     $$
-    \left(j + \tfrac12\right) \frac Ln - \tfrac12, \qquad\text{or with aligned corners at}\qquad j\,\frac{L - 1}{n - 1}
+    \left(j + \tfrac12\right) \frac Ln - \tfrac12, \qquad\text{or with align\_corners at}\qquad j\,\frac{L - 1}{n - 1}
     $$
 
-    and at 0 if $n = 1$. By the first formula rows are at the centres of equal cells; by the second the first and the
+    and at 0 if $n = 1$. In the first formula, rows are the centres of equal cells. In the second, the first and the
     last row stay where they are.
 
     Examples:
@@ -162,31 +171,31 @@ def resize_table(
       (16, 24, 384)
 
     Args:
-      table: floats of shape (length, dim), or (height, width, dim) and so on for a grid.
-      shape: the new length, or the new grid with one entry for each axis of the table before the last.
-      method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", a = −¾.
-      antialias: whether shrinking averages rows, over a kernel that is wider by $L/n$. Must be False for "torch_cubic",
-        align_corners and zeros_outside.
-      align_corners: whether the first and the last row stay where they are. Not for "cubic".
+      table: float array of shape (length, dim), or (height, width, dim) and so on for a grid.
+      shape: the new length, or the new grid with one entry per axis of the table before the last.
+      method: "linear"; "cubic", Keys' kernel with a = −½; or "torch_cubic", Keys' kernel with a = −¾.
+      antialias: whether shrinking averages rows, with a kernel that is $L/n$ times as wide. Must be False with
+        "torch_cubic", align_corners or zeros_outside.
+      align_corners: whether the first and the last row stay where they are. Not available with "cubic".
       zeros_outside: whether the rows before the first and after the last are zeros, so that the border of a larger
-        table fades. Not for "cubic".
-      size_offset: $o$, from 0 to below 1, which is added to $n$ in the first formula. Not for antialias, align_corners
-        and "cubic".
+        table fades. Not available with "cubic".
+      size_offset: $o$, from 0 to below 1, which is added to $n$ in the first formula. Not available with antialias,
+        align_corners or "cubic".
 
     Returns:
-      The table, of shape (*shape, dim) and its dtype.
+      The resized table, of shape (*shape, dim) and the dtype of the table.
 
     Raises:
       TypeError: if table is not a float array, or shape is not integers.
-      ValueError: if shape does not have one positive entry for each axis before the last, if method is unknown, if
-        antialias is True with "torch_cubic", align_corners or zeros_outside, if "cubic" is with one of these two, or if
-        size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
+      ValueError: if shape does not have one positive entry per axis before the last, if method is unknown, if antialias
+        is True with "torch_cubic", align_corners or zeros_outside, if "cubic" is combined with align_corners or
+        zeros_outside, or if size_offset is not from 0 to below 1, or not 0 with antialias, align_corners or "cubic".
 
     Notes:
-      - Computed in at least float32. The same shape gives the same bits, unless there is a size_offset. A NaN or an
-        infinity in the table spreads to all rows.
-      - Without zeros_outside, "torch_cubic" repeats the first and the last row beyond the border, and the other methods
-        share their weight among the rows that exist.
+      - The result is computed in at least float32. If the shape does not change, the bits do not change either, unless
+        there is a size_offset. A NaN or an infinity in the table spreads to all rows.
+      - Without zeros_outside, "torch_cubic" repeats the first and the last row beyond the border. The other methods use
+        only the rows that exist, with their weights normalized.
 
     See Also:
       The guide to learned tables, section "What PyTorch calls it": the arguments for each mode of `interpolate` and

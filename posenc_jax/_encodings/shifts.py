@@ -1,4 +1,4 @@
-r"""Offsets in the sinusoidal encoding: the rotation $M_k$ with $PE(p+k) = M_k PE(p)$."""
+"""Offsets in the sinusoidal encoding: the rotation matrix $M_k$ with $PE(p+k) = M_k PE(p)$, and dot products."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ def rotation_matrix(
 ) -> jax.Array:
     r"""The matrix $M_k$ with $PE(p+k) = M_k\,PE(p)$ for every position $p$.
 
-    In the interleaved layout it is block diagonal, with one rotation for each pair. The angle-addition identities give:
+    It consists of one 2 × 2 rotation per feature pair:
 
     $$\begin{bmatrix} \sin\omega(p+k) \\ \cos\omega(p+k) \end{bmatrix} =
       \begin{bmatrix} \cos\omega k & \sin\omega k \\ -\sin\omega k & \cos\omega k \end{bmatrix}
       \begin{bmatrix} \sin\omega p \\ \cos\omega p \end{bmatrix}$$
-
-    The matrix depends only on $k$, with $M_j M_k = M_{j+k}$ and $M_k^{-1} = M_{-k} = M_k^T$. It does not include the
-    amplitude of the frequencies (`attention_factor`).
 
     Examples:
       >>> import jax.numpy as jnp
@@ -51,17 +48,22 @@ def rotation_matrix(
       True
 
     Args:
-      offset: $k$, integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes.
-      frequencies: as for `sinusoidal`; the width must be even.
-      layout: as for `sinusoidal`.
-      dtype: any float dtype.
+      offset: $k$, integer or float32 array of shape (...,), or (..., axes) if the frequencies use several axes.
+      frequencies: `Frequencies`, a width or a float array; see `sinusoidal`. The width must be even.
+      layout: "interleaved" or "half"; see `sinusoidal`. In the interleaved layout, the matrix is block diagonal.
+      dtype: dtype of the result, any float dtype.
 
     Returns:
-      The matrices, of shape (..., dim, dim) and the given dtype.
+      The matrices, an array of shape (..., dim, dim) and the given dtype.
 
     Raises:
-      TypeError: if the offset is not integers or float32, or as for `sinusoidal`.
-      ValueError: if the width is odd (a pair without its cosine has no rotation), or as for `sinusoidal`.
+      TypeError: if the offset is not integers or float32, or for the same reasons as in `sinusoidal`.
+      ValueError: if the width is odd, because a sine without its cosine cannot be rotated, or for the same reasons as
+        in `sinusoidal`.
+
+    Notes:
+      The formula is the angle-addition identities. The matrix depends only on $k$, with $M_j M_k = M_{j+k}$ and
+      $M_k^{-1} = M_{-k} = M_k^T$. It does not include the amplitude of the frequencies (`attention_factor`).
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5: "for any fixed offset k, PE(pos+k) can be
@@ -92,9 +94,7 @@ def shift(
     *,
     layout: Layout = "interleaved",
 ) -> jax.Array:
-    r"""Applies $M_k$ to encodings without building the matrix: $PE(p)$ becomes $PE(p+k)$.
-
-    Each shift rounds to the dtype of the encodings. In 16 bits shift once, by the sum of the offsets, not step by step.
+    r"""Shifts encodings by an offset, from $PE(p)$ to $PE(p+k) = M_k\,PE(p)$, without building the matrix $M_k$.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -105,19 +105,24 @@ def shift(
       True
 
     Args:
-      encodings: floats of shape (..., dim).
-      offset: $k$, integers or float32 of a shape that broadcasts to the shape of the encodings without their last axis.
-        Frequencies of several axes need one more axis at the end.
-      frequencies: as for `sinusoidal`; the width must be even and equal to the width of the encodings.
-      layout: as for `sinusoidal`.
+      encodings: float array of shape (..., dim).
+      offset: $k$, integer or float32 array that broadcasts to the shape of the encodings without their last axis.
+        Frequencies with several axes need one more axis at the end.
+      frequencies: `Frequencies`, a width or a float array; see `sinusoidal`. The width must be even and equal to dim.
+      layout: the layout of the encodings, "interleaved" or "half"; see `sinusoidal`.
 
     Returns:
-      The shifted encodings, with the shape and dtype of `encodings`, computed in float32 (float64 if they are float64).
-      Differentiable, as for `rotary`.
+      The shifted encodings, with the shape and dtype of `encodings`. They are computed in float32 (float64 if the
+      encodings are float64). Differentiable, like `rotary`.
 
     Raises:
-      TypeError: if encodings are not floats, or as for `rotation_matrix`.
-      ValueError: if the width does not match or the offset does not broadcast, or as for `rotation_matrix`.
+      TypeError: if encodings are not floats, or for the same reasons as in `rotation_matrix`.
+      ValueError: if the width does not match, the offset does not broadcast, or for the same reasons as in
+        `rotation_matrix`.
+
+    Notes:
+      Each shift rounds to the dtype of the encodings. In 16 bits, shift once by the sum of the offsets, not step by
+      step.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -135,11 +140,9 @@ def _shift(encodings: jax.Array, offset: jax.Array, frequencies: AnyFrequencies,
 
 @public
 def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Array) -> jax.Array:
-    r"""The dot product of two encodings, which depends only on their offset.
+    r"""The dot product of two sinusoidal encodings, which depends only on their offset.
 
     $$PE(p) \cdot PE(p+k) = \sum_i \cos \omega_i k$$
-
-    This holds exactly, at every $p$. The square of the frequencies' `attention_factor` multiplies the sum.
 
     Examples:
       >>> import posenc_jax as pe
@@ -149,21 +152,24 @@ def offset_similarity(offset: ArrayLike, frequencies: Frequencies | int | jax.Ar
       True
 
     Args:
-      offset: $k$, integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes.
-      frequencies: as for `sinusoidal`; the width must be even.
+      offset: $k$, integer or float32 array of shape (...,), or (..., axes) if the frequencies use several axes.
+      frequencies: `Frequencies`, a width or a float array; see `sinusoidal`. The width must be even.
 
     Returns:
-      A float32 array of shape (...,). At offset 0 it is dim / 2, the squared norm of every encoding. The compiler
-      chooses the order of the sum, so the last bit may differ between programs.
+      A float32 array of shape (...,). At offset 0 it is dim / 2, the squared norm of every encoding.
 
     Raises:
-      TypeError: as for `rotation_matrix`.
-      ValueError: if the width is odd (without its last cosine, the product depends on the position), or as for
-        `rotation_matrix`.
+      TypeError: for the same reasons as in `rotation_matrix`.
+      ValueError: if the width is odd, because without its last cosine the product depends on the position, or for the
+        same reasons as in `rotation_matrix`.
+
+    Notes:
+      - The identity holds exactly, at every $p$. The square of the frequencies' `attention_factor` multiplies the sum.
+      - The compiler chooses the order of the sum, so the last bit may differ between programs.
 
     Reference:
-      Vaswani et al., "Attention Is All You Need", 2017, section 3.5; the sum follows from the identity
-      cos(a)cos(b) + sin(a)sin(b) = cos(a − b).
+      Vaswani et al., "Attention Is All You Need", 2017, section 3.5; the sum follows from the identity cos(a)cos(b) +
+      sin(a)sin(b) = cos(a − b).
     """
     frequencies = parse(frequencies, even=True)
     check_energy(frequencies, dim_of(frequencies) / 2)

@@ -30,10 +30,7 @@ def sinusoidal(
     layout: Layout = "interleaved",
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    r"""The sinusoidal encoding, $PE(p)_{2i} = \sin \omega_i p$ and $PE(p)_{2i+1} = \cos \omega_i p$.
-
-    The `attention_factor` of the frequencies multiplies every feature. In float32 and with a factor of 1, each feature
-    is within 9e-8 of its true value at every int32 position, positive or negative, for every width and base.
+    r"""The sinusoidal encoding of positions, $PE(p)_{2i} = \sin \omega_i p$ and $PE(p)_{2i+1} = \cos \omega_i p$.
 
     Examples:
       >>> import numpy as np
@@ -46,27 +43,35 @@ def sinusoidal(
       (4,)
 
     Args:
-      positions: integers or float32 of shape (...,), or (..., axes) if the frequencies use several axes. The unit is
-        one token. Float arrays are taken at their exact values; with x64, float64 too. Without x64, a NumPy float64
-        array is read exactly if all its values are integers. Otherwise it is rounded to float32, and rejected if that
-        moves a position by more than 0.001, such as 10⁹ + ½. The same holds for a Python float. Floats of 16 bits or
-        fewer are rejected, because they skip integers: in bfloat16, 257 becomes 256.
-      frequencies: `Frequencies`, an int (a width: `geometric(width)`), or a float array of angular frequencies of
-        shape (num_pairs,), learned or traced. The encoding is differentiable in such an array and in float positions.
-        NumPy's float64 is taken at its exact values, as `Frequencies` are.
-      layout: "interleaved": features 2i and 2i + 1 are the sine and cosine of pair i. "half": features i and
-        i + num_pairs are. An odd width drops the last cosine.
-      dtype: any float dtype. The encoding is computed in float32 and rounded once.
+      positions: $p$, integer or float32 array of shape (...,), or (..., axes) if the frequencies use several axes. The
+        unit is one token.
+      frequencies: $\omega$, as `Frequencies`, as an int (a width, for `geometric(width)`), or as a float array of
+        angular frequencies of shape (num_pairs,), which may be learned or traced.
+      layout: which features form a pair. "interleaved": features 2i and 2i + 1 are the sine and the cosine of pair i.
+        "half": features i and i + num_pairs are. An odd width drops the last cosine.
+      dtype: dtype of the result, any float dtype. The encoding is computed in float32 and rounded once.
 
     Returns:
-      The encoding, of shape (..., dim) and the given dtype. NaN where a position is NaN, or lies outside int32 but
-      could not be rejected at trace time (a traced int64 or uint32, or a float). With precision="float32", such
-      positions give whatever the float32 formula gives.
+      The encoding, an array of shape (..., dim) and the given dtype. It is NaN where a position is NaN, or lies outside
+      int32 but could not be rejected at trace time (a traced int64 or uint32, or a float).
 
     Raises:
       TypeError: if positions are not integers or float32, or if dtype is float64 while x64 is off.
-      ValueError: if concrete integer positions lie outside int32, if rounding to float32 would move a position, or
-        if a shape or the layout is not one of the above.
+      ValueError: if concrete integer positions lie outside int32, if rounding to float32 would change a position by
+        more than 0.001, or if a shape or the layout is not one of the above.
+
+    Notes:
+      - In float32, each feature is within 9e-8 of its true value at every int32 position, positive or negative, for
+        every width and base. The `attention_factor` of the frequencies, 1 by default, multiplies every feature, and so
+        this bound.
+      - Float positions are taken at their exact values: float32, and float64 if x64 is on. If x64 is off, a NumPy
+        float64 array of integers is exact too. Other NumPy float64 arrays and Python floats are rounded to float32, or
+        rejected if that would change a position by more than 0.001, such as 10⁹ + ½.
+      - Floats of 16 bits or fewer are rejected, because they cannot represent every integer: in bfloat16, 257 becomes
+        256.
+      - The encoding is differentiable in float positions and in an array of frequencies. A NumPy float64 array of
+        frequencies is taken at its exact values.
+      - With precision="float32", positions outside int32 give whatever the float32 formula gives.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -92,9 +97,6 @@ def add_sinusoidal(
 ) -> jax.Array:
     r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$, in one read and one write of x.
 
-    On a CPU, the call stores the encodings, float32 (seq, d_model), if at least four sequences share integer positions
-    and the frequencies are static.
-
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
@@ -104,25 +106,29 @@ def add_sinusoidal(
       ((2, 5, 8), dtype(bfloat16))
 
     Args:
-      x: floats of shape (..., seq, d_model), or (d_model,) for one vector. NumPy's float64 is rounded to float32 where
-        x64 is off, as `jnp` does.
-      positions: integers or float32 of a shape that broadcasts to (..., seq), such as (seq,), (batch, seq) or
-        (batch, 1). Frequencies of several axes need one more axis at the end. `None` means 0, 1, 2, … along the
-        sequence axis. NumPy's float64: as for `sinusoidal`.
-      frequencies: as for `sinusoidal`, of width d_model. `None` means `geometric(d_model)`. For an odd d_model, the
-        width may be d_model - 1. The last feature then gets no encoding, as in Tensor2Tensor and the Flax examples:
-        `geometric(d_model - 1, endpoint=True)`, in layout "half".
-      layout: as for `sinusoidal`.
+      x: embeddings, float array of shape (..., seq, d_model), or (d_model,) for one vector. NumPy's float64 is rounded
+        to float32 if x64 is off, as `jnp` does.
+      positions: integer or float32 array that broadcasts to (..., seq), such as (seq,), (batch, seq) or (batch, 1).
+        Frequencies with several axes need one more axis at the end. `None` means 0, 1, 2, … along the sequence.
+      frequencies: `Frequencies`, a width or a float array, of width d_model; see `sinusoidal`. `None` means
+        `geometric(d_model)`. For an odd d_model, the width may also be d_model − 1.
+      layout: "interleaved" or "half"; see `sinusoidal`.
       scale: a scalar that multiplies x; $\sqrt{d_{model}}$ in the original Transformer.
 
     Returns:
       The sum, with the shape and dtype of x. It is computed in float32 (float64 if x is float64) and rounded once.
 
     Raises:
-      TypeError: if x is not a float array, or as for `sinusoidal`.
-      ValueError: if the width differs from that of x, if positions do not broadcast, if positions are `None` with
-        frequencies of several axes or with more than 2³¹ rows, if d_model is symbolic, if scale is not a scalar, or as
-        for `sinusoidal`.
+      TypeError: if x is not a float array, or for the same reasons as in `sinusoidal`.
+      ValueError: if the width differs from the width of x, if positions do not broadcast, if d_model is symbolic, if
+        scale is not a scalar, or for the same reasons as in `sinusoidal`.
+      ValueError: if positions are `None`, and the frequencies have several axes or x has more than 2³¹ rows.
+
+    Notes:
+      - If d_model is odd and the width is d_model − 1, the last feature gets no encoding. Tensor2Tensor and the Flax
+        examples do this: `geometric(d_model - 1, endpoint=True)` with layout "half".
+      - On a CPU, the call stores the encodings, a float32 array of shape (seq, d_model), if at least four sequences
+        share integer positions and the frequencies are static.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.4 and 3.5.

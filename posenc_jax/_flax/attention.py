@@ -78,7 +78,7 @@ class PositionalSettings:
         require(given == ("half", "first") or by_width, message, *given)
         own_axes = None if frequencies is None else frequencies.num_axes
         axes = own_axes or 1 if num_axes is None else checks.positive_int("num_axes", num_axes)
-        message = "num_axes must be that of the frequencies, {}, or None, got {}"
+        message = "num_axes must be {}, as in the frequencies, or None, got {}"
         require(own_axes in (None, axes), message, own_axes, axes)
         checks.one_of("bias_positions", bias_positions, get_args(PositionKind))
         return cls(frequencies, layout, part, polar, axes, bias_positions), function

@@ -1,4 +1,4 @@
-"""The mask of a Flax attention layer: an array, or segments, which take memory linear in the length."""
+"""The mask of a Flax attention layer: an array, or segments, which take memory linear in the sequence length."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from posenc_jax._jax.errors import invalid, require, require_type
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SegmentMask:
-    r"""A mask for Flax's attention layers under which tokens see only their own segment, as documents in a packed row.
-
-    Pass it to a layer whose `attention_fn` is made by `positional_attention`. With `attention=posenc_jax.attention` it
-    takes memory linear in the length; without, it becomes the matrix that
-    `nnx.make_attention_mask(segments, segments, jnp.equal)` is.
+    """A mask for Flax's attention layers: each token sees only its own segment, such as a document in a packed row.
 
     Examples:
       >>> import functools
@@ -42,12 +38,16 @@ class SegmentMask:
       True
 
     Args:
-      query_segments: integers of shape (..., queries): a number for each document, and one more for padding.
-      key_segments: likewise for other keys, (..., keys), as in cross-attention; None for those of the queries.
+      query_segments: integer array of shape (..., queries): one number per document, and one more for padding.
+      key_segments: integer array of shape (..., keys), for other keys, as in cross-attention. None means that keys have
+        the segments of the queries.
 
     Notes:
-      Where a layer or `nnx.combine_masks` joins it with another mask, as Flax's layers do in decoding, it becomes the
-      matrix too.
+      - Pass it to a layer whose `attention_fn` is made by `positional_attention`. With
+        `attention=posenc_jax.attention`, it takes memory linear in the sequence length. Otherwise it becomes the matrix
+        `nnx.make_attention_mask(segments, segments, jnp.equal)`.
+      - It also becomes a matrix where a layer or `nnx.combine_masks` combines it with another mask, as Flax's layers do
+        in decoding.
     """
 
     query_segments: ArrayLike

@@ -1,4 +1,4 @@
-r"""Positions with several coordinates: which coordinate drives each pair of a spectrum."""
+"""Positions with several coordinates: which coordinate drives each feature pair."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ def axial(
     *,
     interleaved: bool = False,
 ) -> Frequencies:
-    r"""Axial frequencies: each coordinate of a position drives features of its own.
+    r"""Axial frequencies: each coordinate of a position has its own features.
 
-    With a spectrum $\omega^{(c)}_0, …, \omega^{(c)}_{n_c-1}$ for each coordinate $c$, or one for all of them, the pairs
-    of coordinate 0 come first, then those of coordinate 1, …; interleaved, pair 0 of every coordinate comes first:
+    Coordinate $c$ has the spectrum $\omega^{(c)}_0, …, \omega^{(c)}_{n_c-1}$. The pairs of the result are
 
     $$\omega' = (\omega^{(0)}_0, …, \omega^{(0)}_{n_0-1}, \omega^{(1)}_0, …) \text{ (contiguous)}, \qquad
       \omega' = (\omega^{(0)}_0, \omega^{(1)}_0, …, \omega^{(0)}_1, \omega^{(1)}_1, …) \text{ (interleaved)}$$
-
-    In contiguous blocks and the interleaved layout, the encoding of $(p_0, p_1, …)$ thus concatenates the encodings of
-    $p_0$, $p_1$, ….
 
     Examples:
       >>> import posenc_jax as pe
@@ -50,29 +46,36 @@ def axial(
       (0, 1, 0, 1)
 
     Args:
-      frequencies: a sequence with the spectrum of each coordinate, as Frequencies with one axis, an even width and any
-        scaling, or as an int, a width w for `geometric(w, base)`: (16, 56, 56) for time, row and column in Flux and
-        HunyuanVideo. Or, with num_axes, one spectrum for every coordinate: Frequencies, or an int, the total width, for
-        `geometric(width // num_axes, base)`.
-      num_axes: the number of coordinates, 2 for images and 3 for video; not given with a sequence, whose length it is.
-      base: as for `geometric`, 10,000 by default; only allowed for widths.
-      interleaved: whether to deal the pairs of the coordinates out in turn (LTX-Video, Lumina-Next) rather than in
-        contiguous blocks. All coordinates then have the same number of pairs.
+      frequencies: either a sequence with one spectrum per coordinate, such as (16, 56, 56) for time, row and column in
+        Flux and HunyuanVideo. Each entry is an int width w, for `geometric(w, base)`, or Frequencies with one axis and
+        an even width. Or, together with num_axes, one spectrum for all coordinates: Frequencies, or an int, the total
+        width, for `geometric(width // num_axes, base)`.
+      num_axes: the number of coordinates, such as 2 for images and 3 for video. Leave it out if frequencies is a
+        sequence.
+      base: the base of `geometric`, 10,000 by default; only allowed for int widths.
+      interleaved: whether pairs alternate between the coordinates (LTX-Video, Lumina-Next) instead of forming
+        contiguous blocks. All coordinates must then have the same number of pairs.
 
     Returns:
-      Frequencies; positions have shape (..., num_axes), or (...,) when num_axes is 1. A last coordinate of width 0
+      Frequencies for positions of shape (..., num_axes), or (...,) if num_axes is 1. A last coordinate of width 0
       drives no pair and does not count.
 
     Raises:
       TypeError: if frequencies, num_axes or interleaved has the wrong type.
-      ValueError: if num_axes is missing, or given with a sequence; if an int width is not a multiple of 2·num_axes, or
-        one in a sequence is odd; if the total width exceeds 2²⁰ features; if given Frequencies have several axes or an
-        odd width, differ in attention_factor or precision, or base is given too; if base is not positive; if the
-        coordinates have different numbers of pairs to deal out in turn.
+      ValueError: if num_axes is missing, or given with a sequence.
+      ValueError: if an int width is not a multiple of 2·num_axes, a width in a sequence is odd, or the total width
+        exceeds 2²⁰ features.
+      ValueError: if given Frequencies have several axes or an odd width, differ in attention_factor or precision, or
+        base is given too; or if base is not positive.
+      ValueError: if interleaved is True and the coordinates have different numbers of pairs.
+
+    Notes:
+      With contiguous blocks and the interleaved layout, the encoding of $(p_0, p_1, …)$ is the concatenation of the
+      encodings of $p_0$, $p_1$, ….
 
     Reference:
-      Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned;
-      this is its sinusoidal counterpart.
+      Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, appendix D.4, whose 2-D encoding is learned; this is
+      its sinusoidal counterpart.
     """
     spectra = _parse_axes(frequencies, num_axes, base)
     blocks = _joined(spectra, range(len(spectra)))
@@ -114,34 +117,35 @@ def _parse_axis(name: str, spectrum: Any, base: Any) -> Frequencies:
 @public
 @cached_by_value
 def join(*frequencies: Frequencies | int, axes: Sequence[int] | None = None) -> Frequencies:
-    r"""Joins spectra: the pairs of the first, then those of the second, ….
-
-    With `axial`, `multi_section` and a choice of pairs, `f[::2]`, it can express any assignment of pairs to
-    coordinates.
+    """Concatenates spectra: the pairs of the first, then the pairs of the second, and so on.
 
     Examples:
       >>> import posenc_jax as pe
       >>> pe.join(4, 8, axes=(0, 1)) == pe.axial((4, 8))
       True
       >>> f = pe.geometric(8)
-      >>> # every second frequency by the row, the others by the column
+      >>> # the row drives every second frequency, and the column drives the others
       >>> pixtral = pe.join(f[::2], f[1::2], axes=(0, 1))
       >>> pixtral.axes, pixtral.angular.round(3).tolist()
       ((0, 0, 1, 1), [1.0, 0.01, 0.1, 0.001])
 
     Args:
-      *frequencies: the spectra in order, as Frequencies of even width, or as int widths for `geometric(width)`.
-      axes: for each spectrum, the coordinate of a position that drives it. One with several axes takes that coordinate
-        and those after it. `None` leaves every spectrum the coordinates that it has.
+      *frequencies: the spectra in order. Each is Frequencies of even width, or an int width for `geometric(width)`.
+      axes: one integer per spectrum, the coordinate of a position that drives it. A spectrum with several axes uses
+        that coordinate and the following ones. `None` keeps the coordinates that each spectrum has.
 
     Returns:
-      Frequencies, whose width is the sum of the widths; positions have shape (..., num_axes), or (...,) for one axis.
+      Frequencies whose width is the sum of the widths, for positions of shape (..., num_axes), or (...,) for one axis.
 
     Raises:
       TypeError: if frequencies are neither Frequencies nor widths, or axes are not integers.
-      ValueError: if no spectrum is given, if one has an odd width, if those with features differ in attention_factor or
-        precision, if axes does not hold one coordinate of at least 0 for each spectrum, or if the total width exceeds
-        2²⁰ features.
+      ValueError: if no spectrum is given, if a spectrum has an odd width, if spectra that have features differ in
+        attention_factor or precision, if axes does not hold one coordinate of at least 0 per spectrum, or if the total
+        width exceeds 2²⁰ features.
+
+    Notes:
+      With indexing, such as `f[::2]`, `join` can express any assignment of pairs to coordinates. `axial` and
+      `multi_section` cover the common assignments.
 
     Reference:
       Kong et al., "HunyuanVideo: A Systematic Framework for Large Video Generative Models", 2024, whose RoPE has
@@ -178,12 +182,10 @@ def _joined(spectra: Sequence[Frequencies], first: Sequence[int]) -> Frequencies
 def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, interleaved: bool = False) -> Frequencies:
     r"""M-RoPE: divides the pairs of one spectrum among the coordinates of a position.
 
-    With sections $s_0, …, s_{n-1}$, pair $i$ is driven by coordinate
+    For sections $s_0, …, s_{n-1}$, pair $i$ is driven by coordinate
 
     $$c_i = \min\{c : i < s_0 + … + s_c\} \text{ (contiguous)}, \qquad
       c_i = \begin{cases} i \bmod n & i < n s_{i \bmod n} \\ 0 & \text{otherwise} \end{cases} \text{ (interleaved)}$$
-
-    A token whose coordinates are all $p$ is thus encoded exactly as `frequencies` encodes position $p$.
 
     Examples:
       >>> import posenc_jax as pe
@@ -194,17 +196,21 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
 
     Args:
       frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
-      sections: how many pairs each coordinate (time, height, width) drives; positive integers that sum to the number
-        of pairs. A section of 0 is rejected: `Frequencies` know a coordinate by the pairs that it drives.
-      interleaved: whether to deal the pairs out in turn (Qwen3-VL) rather than in contiguous blocks (Qwen2-VL).
+      sections: the number of pairs that each coordinate (time, height, width) drives: positive integers whose sum is
+        the number of pairs. A section of 0 is rejected, because every coordinate must drive a pair.
+      interleaved: whether pairs alternate between the coordinates (Qwen3-VL) instead of forming contiguous blocks
+        (Qwen2-VL).
 
     Returns:
-      Frequencies; positions have shape (..., len(sections)), or (...,) for a single section.
+      Frequencies for positions of shape (..., len(sections)), or (...,) for a single section.
 
     Raises:
       TypeError: if sections are not integers, or frequencies or interleaved has the wrong type.
-      ValueError: if the sections do not sum to the number of pairs, if a section does not get all its pairs when they
-        are dealt out in turn, or if the frequencies already have several axes.
+      ValueError: if the sections do not sum to the number of pairs, if interleaving would give a coordinate fewer pairs
+        than its section, or if the frequencies already have several axes.
+
+    Notes:
+      A token whose coordinates all equal $p$ is encoded exactly as `frequencies` encodes position $p$.
 
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Qwen3-VL, 2025, for the interleaved form.
@@ -219,6 +225,6 @@ def multi_section(frequencies: Frequencies | int, sections: Sequence[int], *, in
         dealt = tuple(axes.count(axis) for axis in range(n))
         # A coordinate can run out of pairs before its section is complete.
         if dealt != sections:
-            message = "sections must give each coordinate its pairs when they are dealt out in turn"
-            raise invalid(f"{message}, got {sections}, which deals out {dealt}")
+            message = "sections must be the numbers of pairs that coordinates get when pairs alternate"
+            raise invalid(f"{message}, got {sections}, but they get {dealt}")
     return dataclasses.replace(frequencies, axes=axes)

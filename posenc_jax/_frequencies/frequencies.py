@@ -27,14 +27,14 @@ TWO_PI = Decimal("6.283185307179586476925286766559005768394338798750211641949889
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Frequencies:
-    r"""The frequency of each feature pair, the position coordinate that drives it, and the amplitude.
+    r"""The frequency of each feature pair of an encoding, stored exactly.
 
-    At position $p$, feature pair $i$ of an encoding is $a\,(\sin \omega_i p_{c_i}, \cos \omega_i p_{c_i})$. Each
-    $\omega_i$ is stored exactly (to $2^{-128}$ cycle per position), so phases are correct at every int32 position.
+    At position $p$, feature pair $i$ of the sinusoidal encoding is
 
-    Instances are immutable and hashable and hold no arrays, so they are static under `jax.jit` and safe as plain
-    attributes of a Flax module. Most are created by `geometric` or `axial`. `f[index]` is the spectrum of some pairs,
-    chosen by a slice or a sequence of integers: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
+    $$a\,(\sin \omega_i p_{c_i},\ \cos \omega_i p_{c_i}),$$
+
+    where $\omega_i$ is the frequency of the pair, $a$ the amplitude (`attention_factor`), and $c_i$ the coordinate of
+    the position that drives the pair. Positions of text have a single coordinate.
 
     Examples:
       >>> import posenc_jax as pe
@@ -45,16 +45,23 @@ class Frequencies:
       [1.0, 21.5443, 464.1589]
 
     Args:
-      cycles: $\omega_i / 2\pi$, the cycles per unit of position, as integers in units of $2^{-128}$ cycle.
-      dim: the number of features: twice the number of pairs, or one less, which drops the last cosine.
-      axes: the coordinate $c_i$ that drives each pair; `None` for positions of one coordinate.
+      cycles: $\omega_i / 2\pi$, the number of cycles per position, one integer per pair in units of $2^{-128}$ cycle.
+      dim: the number of features. It is twice the number of pairs, or one less, which drops the last cosine.
+      axes: the coordinate $c_i$ that drives each pair. `None` means that positions have a single coordinate.
       attention_factor: the amplitude $a$ of the sines and cosines.
-      precision: "exact", or "float32" to reproduce float32 references, which round $\omega$ and its product with the
-        position to float32.
+      precision: "exact", or "float32" to reproduce float32 references. Such references round $\omega$, and its product
+        with the position, to float32.
 
     Raises:
       TypeError: if dim or attention_factor is not a number.
-      ValueError: if the arguments are inconsistent, or if a pair reaches 2²⁸ cycles per position.
+      ValueError: if the arguments contradict each other, or if a pair reaches 2²⁸ cycles per position.
+
+    Notes:
+      Most spectra are created by `geometric` or `axial`. Indexing selects pairs, by a slice or by a sequence of
+      integers: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
+
+      Because the frequencies are exact, phases are correct at every int32 position. Instances are immutable and
+      hashable and hold no arrays. They can be static arguments of `jax.jit` and plain attributes of a Flax module.
     """
 
     cycles: tuple[int, ...]
@@ -134,7 +141,7 @@ class Frequencies:
         return np.array([(1 << fixed_point.CYCLE_BITS) / t if t else math.inf for t in self.cycles])
 
     def with_precision(self, precision: Precision) -> Frequencies:
-        """Returns the same spectrum, to be computed exactly ("exact") or as float32 references do ("float32")."""
+        """Returns the same spectrum with another precision: "exact", or "float32" to reproduce float32 references."""
         return dataclasses.replace(self, precision=precision)
 
     @public
@@ -144,11 +151,11 @@ class Frequencies:
 
     @public
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> Frequencies:
-        """Returns the spectrum of some pairs, in the order of the index: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
+        """Returns the selected pairs, in the order of the index: `f[::2]`, `f[:8]`, `f[[1, 0]]`.
 
         Raises:
           TypeError: if index is neither a slice nor a sequence of integers.
-          ValueError: if the width is odd, or if index names a pair that is not there.
+          ValueError: if the width is odd, or if the index names a pair that does not exist.
         """
         require(self.dim % 2 == 0, "frequencies must have an even dim to choose pairs, got {}", self.dim)
         pairs = range(self.num_pairs)
@@ -169,14 +176,15 @@ class Frequencies:
 
     @public
     def with_angular(self, angular: Sequence[float] | np.ndarray) -> Frequencies:
-        r"""Returns the same frequencies with other $\omega_i$, one number for each pair, taken at its exact value.
+        r"""Returns a spectrum with other frequencies $\omega_i$: one number per pair, in radians per position.
 
-        The float32 frequencies of a reference contain a few rounding errors, which grow to 2e-4 at position 4,095. With
-        the `inv_freq` of a model, `f.with_angular(inv_freq).with_precision("float32")` reproduces the model to 1e-6.
+        Each number is taken at its exact value. The float32 frequencies of a reference implementation contain rounding
+        errors, which grow to 2e-4 at position 4,095. With the `inv_freq` of a model,
+        `f.with_angular(inv_freq).with_precision("float32")` reproduces the model to 1e-6.
 
         Raises:
           TypeError: if angular is not a sequence of numbers.
-          ValueError: if angular does not hold one number for each pair, or a number is not finite.
+          ValueError: if angular does not hold one number per pair, or a number is not finite.
         """
         cycles = cycles_of("angular", angular)
         if len(cycles) != self.num_pairs:
@@ -218,8 +226,6 @@ def geometric_cycles(pairs: int, base: float | Decimal, numerator: int, denomina
 def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Frequencies:
     r"""The geometric spectrum of the Transformer, $\omega_i = \text{base}^{-2i/\text{dim}}$.
 
-    Wavelengths run from $2\pi$ to $2\pi\cdot\text{base}^{(d-2)/d}$, one step short of $2\pi\cdot\text{base}$.
-
     Examples:
       >>> import posenc_jax as pe
       >>> pe.geometric(4).angular.round(6).tolist()
@@ -228,19 +234,23 @@ def geometric(dim: int, base: float = 10_000.0, *, endpoint: bool = False) -> Fr
       [1.0, 0.0001]
 
     Args:
-      dim: number of features. An odd width has (dim + 1)/2 pairs and drops the last cosine. A width of 0 is that of a
-        layer without positions (NoPE): `rotary` then rotates nothing, and every function of features returns none.
-      base: positive and finite.
-      endpoint: spaces the pairs to end at exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as
-        Tensor2Tensor, the Flax examples and diffusion models do. A single pair has $\omega_0 = 1$.
+      dim: the number of features. An odd width has (dim + 1)/2 pairs and drops the last cosine. A width of 0 is for a
+        layer without positions (NoPE): `rotary` then rotates nothing, and encodings have no features.
+      base: the base of the frequencies, positive and finite.
+      endpoint: whether the last frequency is exactly 1/base, $\omega_i = \text{base}^{-i/(n-1)}$ for $n$ pairs, as in
+        Tensor2Tensor, the Flax examples and diffusion models. A single pair has $\omega_0 = 1$.
 
     Returns:
-      Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ cycle.
+      Frequencies of (dim + 1)//2 pairs, correct to 2⁻¹²⁸ cycle per position.
 
     Raises:
       TypeError: if dim is not an integer, base is not a number or endpoint is not a bool.
       ValueError: if dim is not from 0 to 2²⁰, or if base is not positive and finite or is so small that a pair would
         reach 2²⁸ cycles per position.
+
+    Notes:
+      Wavelengths grow from $2\pi$ to $2\pi\cdot\text{base}^{(d-2)/d}$ positions for $d$ = dim, one step short of
+      $2\pi\cdot\text{base}$. With endpoint, the last wavelength is $2\pi\cdot\text{base}$.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.

@@ -23,9 +23,7 @@ from posenc_jax._jax.workarounds import compiled, positive_product
 @public
 @cached_by_value
 def ntk(dim: int, base: float, factor: float) -> Frequencies:
-    r"""NTK-aware scaling: a larger base, $b' = b\,s^{r/(r-2)}$ for $r$ features.
-
-    The fastest pair is unchanged and the slowest is fully interpolated, $\omega'_{r/2-1} = \omega_{r/2-1} / s$.
+    r"""NTK-aware scaling: the geometric spectrum of a larger base, $b' = b\,s^{r/(r-2)}$ for $r$ features.
 
     Examples:
       >>> import posenc_jax as pe
@@ -44,6 +42,9 @@ def ntk(dim: int, base: float, factor: float) -> Frequencies:
       TypeError: if dim is not an integer, or another argument is not a number.
       ValueError: if dim is odd or below 4, base is not positive, or factor is below 1.
 
+    Notes:
+      The highest frequency is unchanged. The lowest is divided by $s$: $\omega'_{r/2-1} = \omega_{r/2-1} / s$.
+
     Reference:
       bloc97, "NTK-Aware Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.1 (arXiv version 2).
     """
@@ -60,11 +61,9 @@ def _ntk(dim: int, base: float, s: Fraction) -> Frequencies:
 
 @public
 def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length: ArrayLike) -> Frequencies | jax.Array:
-    r"""NTK-aware scaling that grows with the sequence length $S$ and leaves short sequences unchanged.
+    r"""NTK-aware scaling whose base grows with the sequence length $S$; short sequences are unchanged.
 
     $$b' = b\,m^{r/(r-2)}, \qquad m = s\,S/L - (s - 1)$$
-
-    Keys rotated for one length do not match queries rotated for another: use one length for the lifetime of a KV cache.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -79,18 +78,22 @@ def dynamic_ntk(dim: int, base: float, factor: float, original_max: int, length:
       base: $b$, positive.
       factor: $s$, at least 1.
       original_max: $L$, the training length.
-      length: $S$, an integer, or a scalar integer array, traced or not. A length below original_max counts as
-        original_max.
+      length: $S$, an integer or a scalar integer array, which may be traced. If it is below original_max, original_max
+        is used.
 
     Returns:
-      Frequencies of dim/2 pairs. If length is an array: the $\omega_i$ as a float32 array of shape (dim/2,), accurate
-      to a few units in the last place. Every function accepts this array as `frequencies`.
+      Frequencies of dim/2 pairs if length is an integer. If length is an array, the $\omega_i$ as a float32 array of
+      shape (dim/2,), accurate to a few units in the last place. Every function accepts this array as `frequencies`.
 
     Raises:
       TypeError: if dim or original_max is not an integer, length is neither an integer nor an integer array, or another
         argument is not a number.
       ValueError: if dim is odd or below 4, base is not positive, factor is below 1 (or, if length is an array, above
         2⁹⁶), original_max or length is not from 1 to 2³¹ − 1, or an array is not a scalar.
+
+    Notes:
+      Keys rotated for one length do not match queries rotated for another. Use one length for the lifetime of a KV
+      cache.
 
     Reference:
       emozilla, "Dynamically Scaled RoPE", 2023; Peng et al., "YaRN", 2024, section 3.3 (arXiv version 2).

@@ -92,9 +92,9 @@ def parse_coordinates(name: str, positions: Any, num_axes: int, of: str = "") ->
         return lax.expand_dims(positions, (positions.ndim,))  # eagerly faster than an index
     if positions.shape[-1:] not in ((num_axes,), (1,)):
         axis = f"a last axis of size {num_axes}, one coordinate for each axis{of}"
-        ways = f"pass {name}[..., None] if all coordinates are equal, as those of text are"
+        ways = f"pass {name}[..., None] if all coordinates are equal, as in text"
         if positions.ndim > 1 and positions.shape[0] == num_axes:
-            ways += f", or jnp.moveaxis({name}, 0, -1) if the first axis is that of the coordinates"
+            ways += f", or jnp.moveaxis({name}, 0, -1) if the first axis holds the coordinates"
         raise invalid(f"{name} must have {axis}, got shape {positions.shape}; {ways}")
     checks.unsharded(name, positions)
     module: Any = jnp if isinstance(positions, jax.Array) else np
@@ -204,7 +204,7 @@ def _refuse_ambiguous_axes(name: str, positions: Any, rows: tuple[int, ...], axe
         return
     message = (
         "{} of shape {} must have {} axes with frequencies of {} axes, the last for the coordinates; pass "
-        "{}[..., None] if all coordinates are equal, as those of text are"
+        "{}[..., None] if all coordinates are equal, as in text"
     )
     is_ambiguous = math.prod(shape) != 1 and checks.broadcasts(shape, rows)
     require(not is_ambiguous, message, name, shape, len(rows) + 1, axes, name)

@@ -1,7 +1,7 @@
-r"""Scalings for longer contexts: slower spectra, for positions beyond those that a model was trained on.
+"""Scalings for longer contexts: lower frequencies, for positions beyond the length that a model was trained on.
 
-Arguments are taken at their exact values. Spectra are computed to 60 digits or as fractions, and are accurate to one
-or two units of 2⁻¹²⁸ cycle.
+Arguments are taken at their exact values. Spectra are computed to 60 digits or as fractions, and are accurate to one or
+two units of 2⁻¹²⁸ cycle.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def temperature(factor: float, mscale: float = 1.0) -> float:
 @public
 @cached_by_value
 def linear_scaling(frequencies: Frequencies | int, factor: float) -> Frequencies:
-    r"""Position interpolation: slows every pair down by the same factor, $\omega'_i = \omega_i / s$.
+    r"""Position interpolation: divides every frequency by the same factor, $\omega'_i = \omega_i / s$.
 
     Examples:
       >>> import posenc_jax as pe
@@ -92,16 +92,14 @@ def yarn(
     truncate: bool = True,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    r"""YaRN: keeps fast pairs, interpolates slow pairs, blends the pairs between them, and raises the amplitude.
+    r"""YaRN: keeps high frequencies, interpolates low ones, blends between them, and raises the amplitude.
 
     $$\omega'_i = \omega_i \left(1 - \gamma_i + \frac{\gamma_i}{s}\right), \quad
       \gamma_i = \operatorname{clip}\left(\frac{i - l}{h - l}, 0, 1\right), \quad
       c(\beta) = \frac{r \ln(L / 2\pi\beta)}{2 \ln b}$$
 
-    The pair with index $c(\beta)$ makes $\beta$ cycles in the original length. The ramp starts at
-    $l = \max(c(\beta_\text{fast}), 0)$ and ends at $h = \min(c(\beta_\text{slow}), r - 1)$. If they are equal,
-    $h = l + 0.001$. If $h < l$, which takes an extreme original_max, the ramp falls, as in reference implementations:
-    where every pair makes fewer than beta_slow cycles, none is interpolated.
+    The pair with index $c(\beta)$ makes $\beta$ cycles in the training length $L$. The ramp $\gamma$ starts at
+    $l = \max(c(\beta_\text{fast}), 0)$ and ends at $h = \min(c(\beta_\text{slow}), r - 1)$.
 
     Examples:
       >>> import posenc_jax as pe
@@ -114,9 +112,10 @@ def yarn(
       base: $b$, above 1.
       factor: $s$, at least 1.
       original_max: $L$, the training length.
-      beta_fast: pairs of at least this many cycles in $L$ are unchanged.
-      beta_slow: pairs of at most this many cycles in $L$ are fully interpolated; at most beta_fast.
-      truncate: whether to round both values of $c$ outwards to whole indices first.
+      beta_fast: pairs that make at least this many cycles in $L$ are unchanged.
+      beta_slow: pairs that make at most this many cycles in $L$ are interpolated: their frequency is divided by $s$. At
+        most beta_fast.
+      truncate: whether $c(\beta_\text{fast})$ is first rounded down and $c(\beta_\text{slow})$ rounded up to integers.
       attention_factor: the amplitude, positive; $0.1 \ln s + 1$ by default.
 
     Returns:
@@ -125,6 +124,10 @@ def yarn(
     Raises:
       TypeError: if dim or original_max is not an integer, truncate is not a bool, or another argument is not a number.
       ValueError: if an argument is out of range, or original_max is not from 1 to 2³¹ − 1.
+
+    Notes:
+      If $l = h$, then $h = l + 0.001$. If $h < l$, which takes an extreme original_max, the ramp falls instead of
+      rising, as in reference implementations: if every pair makes fewer than beta_slow cycles, none is interpolated.
 
     Reference:
       Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2024, sections 3.2 and 3.4.
@@ -159,12 +162,9 @@ def longrope(
     length: int,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    r"""LongRoPE: divides each frequency by a searched factor from one of two lists, for short and for long sequences.
+    r"""LongRoPE: divides each frequency by its own factor, from one list for short sequences or another for long ones.
 
     $$\omega'_i = \omega_i / \lambda_i, \qquad a = \sqrt{1 + \frac{\ln s}{\ln L}} \text{ (1 if } s \le 1 \text{)}$$
-
-    Keys rotated with one list do not match queries rotated with the other: use one length for the lifetime of a KV
-    cache.
 
     Examples:
       >>> import posenc_jax as pe
@@ -174,11 +174,11 @@ def longrope(
 
     Args:
       frequencies: Frequencies, or an int width for `geometric(width)`.
-      short_factor: $\lambda$ for a length of at most $L$: a positive number for each pair.
-      long_factor: $\lambda$ for a length above $L$.
-      original_max: $L$, the training length; at least 2 if $a$ needs its logarithm.
+      short_factor: the $\lambda_i$ for a length of at most $L$, one positive number per pair.
+      long_factor: the $\lambda_i$ for a length above $L$, one positive number per pair.
+      original_max: $L$, the training length; at least 2 if $a$ is computed from it.
       factor: $s$, the maximum length of the model divided by $L$, positive.
-      length: the length of the longest sequence in use.
+      length: the length of the longest sequence in use, which selects the list.
       attention_factor: the amplitude, positive; $a$ by default. It multiplies the attention factor of the frequencies.
 
     Returns:
@@ -187,8 +187,12 @@ def longrope(
     Raises:
       TypeError: if original_max or length is not an integer, a list is not a sequence, or another argument is not a
         number.
-      ValueError: if a list does not have one entry for each pair, an argument is out of range, or original_max or
-        length is not from 1 to 2³¹ − 1.
+      ValueError: if a list does not have one entry per pair, an argument is out of range, or original_max or length is
+        not from 1 to 2³¹ − 1.
+
+    Notes:
+      Keys rotated with one list do not match queries rotated with the other. Use one length for the lifetime of a KV
+      cache.
 
     Reference:
       Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024, section 3; the amplitude
@@ -223,7 +227,7 @@ def llama3(
     high_freq_factor: float,
     original_max: int,
 ) -> Frequencies:
-    r"""Llama 3.1: keeps pairs of many cycles in the original length, and interpolates pairs of few.
+    r"""Llama 3.1: keeps pairs that make many cycles in the training length, and interpolates pairs that make few.
 
     $$\omega'_i = \omega_i \left(\frac{1 - \sigma_i}{s} + \sigma_i\right), \qquad
       \sigma_i = \operatorname{clip}\left(\frac{L\,|\omega_i| / 2\pi - \alpha}{\beta - \alpha}, 0, 1\right)$$
@@ -238,9 +242,10 @@ def llama3(
     Args:
       frequencies: Frequencies, or an int width for `geometric(width)`.
       factor: $s$, at least 1.
-      low_freq_factor: $\alpha$, positive; pairs of at most this many cycles in $L$ are fully interpolated.
-      high_freq_factor: $\beta$, at least $\alpha$; pairs of at least this many cycles in $L$ are unchanged. If
-        $\beta = \alpha$, a pair of exactly $\alpha$ cycles is interpolated.
+      low_freq_factor: $\alpha$, positive. Pairs that make at most this many cycles in $L$ are interpolated: their
+        frequency is divided by $s$.
+      high_freq_factor: $\beta$, at least $\alpha$. Pairs that make at least this many cycles in $L$ are unchanged. If
+        $\beta = \alpha$, a pair that makes exactly $\alpha$ cycles is interpolated.
       original_max: $L$, the training length.
 
     Returns:
@@ -267,9 +272,11 @@ def llama3(
 @public
 @cached_by_value
 def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) -> Frequencies:
-    r"""Gemma 4: keeps the fastest pairs of a whole head's spectrum; the other pairs do not rotate.
+    r"""Gemma 4: keeps the highest frequencies of a head's spectrum, and sets the other frequencies to 0.
 
     $$\omega_i = \begin{cases} b^{-2i/d} / s & i < \lfloor \rho d / 2 \rfloor \\ 0 & \text{otherwise} \end{cases}$$
+
+    Pairs of frequency 0 do not rotate.
 
     Examples:
       >>> import posenc_jax as pe
@@ -306,16 +313,16 @@ def proportional(dim: int, base: float, fraction: float, factor: float = 1.0) ->
 @public
 @cached_by_value
 def riflex(frequencies: Frequencies | int, length: int, *, pair: int) -> Frequencies:
-    r"""RIFLEx: slows the pair after whose period a video repeats, so that it makes 0.9 cycles in a longer video.
+    r"""RIFLEx: lowers the frequency whose period makes a longer video repeat itself.
 
     $$\omega'_k = \begin{cases} 0.9 \cdot 2\pi / L & L > N_k \\ \omega_k & \text{otherwise} \end{cases}, \qquad
       N_k = \operatorname{round}(2\pi / \omega_k)$$
 
-    All other pairs are unchanged. It applies to the spectrum of time alone: `axial((riflex(16, 66, pair=3), 56, 56))`.
+    Pair $k$ then makes 0.9 cycles in the $L$ frames of the longer video. All other pairs are unchanged.
 
     Examples:
       >>> import posenc_jax as pe
-      >>> f = pe.geometric(16, 256)  # HunyuanVideo's pairs of time
+      >>> f = pe.geometric(16, 256)  # the time axis of HunyuanVideo
       >>> f.wavelengths.round(1).tolist()
       [6.3, 12.6, 25.1, 50.3, 100.5, 201.1, 402.1, 804.2]
       >>> pe.riflex(f, 66, pair=3).wavelengths.round(1).tolist()
@@ -323,21 +330,25 @@ def riflex(frequencies: Frequencies | int, length: int, *, pair: int) -> Frequen
 
     Args:
       frequencies: Frequencies with one axis, or an int width for `geometric(width)`.
-      length: $L$, the number of latent frames. Up to $N_k$ of them, the spectrum is unchanged.
-      pair: $k$, from 0: the pair whose period is closest to the number of latent frames after which videos begin to
-        repeat. The authors count from 1.
+      length: $L$, the number of latent frames. If it is at most $N_k$, the spectrum is unchanged.
+      pair: $k$, counted from 0: the pair whose period is closest to the number of latent frames after which videos
+        begin to repeat. The authors count from 1.
 
     Returns:
       Frequencies with the attention factor and precision of the input.
 
     Raises:
       TypeError: if frequencies is neither Frequencies nor an integer, or length or pair is not an integer.
-      ValueError: if frequencies have several axes, length is not from 1 to 2³¹ − 1, or pair is not one of the pairs or
-        does not have a frequency above 0.
+      ValueError: if frequencies have several axes, length is not from 1 to 2³¹ − 1, or pair is not an index of a pair
+        or names a pair whose frequency is not above 0.
+
+    Notes:
+      Apply it to the spectrum of time alone, before `axial` combines the axes:
+      `axial((riflex(16, 66, pair=3), 56, 56))`.
 
     Reference:
-      Zhao et al., "RIFLEx: A Free Lunch for Length Extrapolation in Video Diffusion Transformers", 2025; the factor
-      0.9 and the threshold follow `riflex_utils.py` and `hunyuanvideo.py` of its code.
+      Zhao et al., "RIFLEx: A Free Lunch for Length Extrapolation in Video Diffusion Transformers", 2025; the factor 0.9
+      and the threshold follow `riflex_utils.py` and `hunyuanvideo.py` of its code.
     """
     frequencies, length = one_axis(parse_static(frequencies)), checks.length("length", length)
     pair, cycles = checks.integer("pair", pair, 0), frequencies.cycles

@@ -1,4 +1,4 @@
-"""What an object holds as an array, and the rank and the dtype in which arrays are computed."""
+"""The array inside an object, and the rank and the dtype in which arrays are computed."""
 
 from __future__ import annotations
 

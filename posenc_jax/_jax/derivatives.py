@@ -1,4 +1,4 @@
-r"""Functions with derivatives of their own, in forward and in reverse mode.
+r"""Functions with custom derivatives, in forward and in reverse mode.
 
 An operation has three programs: one computes $y = f(x)$, the second the tangent $\dot y = J(x)\,\dot x$, the third the
 transpose of the tangent, $\bar x = J(x)^\top \bar y$. `jax.custom_vjp` has no forward mode. With `jax.custom_jvp`,

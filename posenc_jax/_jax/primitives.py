@@ -1,4 +1,4 @@
-"""Primitives of JAX, and what their types say. No other module imports `jax.interpreters`.
+"""JAX primitives and their types. No other module imports `jax.interpreters`.
 
 A primitive here has a type, a program for each platform, and a rule for `jax.vmap`. Its tangent is that of its program,
 unless `set_jvp` gives it another; `set_transpose` gives it a transpose. A tangent of None is zero. No other module

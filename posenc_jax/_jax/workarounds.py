@@ -1,4 +1,4 @@
-"""What compilers must be told: one function for each problem, which can go when its problem has.
+"""Workarounds for compilers: one function per problem, which can go when the problem has.
 
 Each says what XLA or LLVM does, where that was seen, what the function gains, and which test fails without it. The JAX
 versions are those that the tests run on, 0.10.2 and 0.12.0, on a CPU unless another compiler is named.

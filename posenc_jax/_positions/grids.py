@@ -27,52 +27,61 @@ def grid_positions(
     order: Literal["row", "column"] = "row",
     leading: int = 0,
 ) -> jax.Array:
-    r"""Positions of the patches of an image or video, in the order in which the grid is flattened.
+    r"""Coordinates of the patches of an image or video, in the order in which the grid is flattened.
 
-    Token $i$ of an $h \times w$ grid is at $(\lfloor i/w \rfloor, i \bmod w)$, row before column. With $a$ = start and
-    $s$ = step, its coordinates are $(a_0 + s_0 \lfloor i/w \rfloor, a_1 + s_1 (i \bmod w))$.
+    Token $i$ of a grid of $h \times w$ patches is at $(a_0 + s_0 \lfloor i/w \rfloor,\ a_1 + s_1 (i \bmod w))$, row
+    before column, where $a$ is start and $s$ is step.
 
     Examples:
       >>> import posenc_jax as pe
       >>> pe.grid_positions((2, 3)).tolist()
       [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+      >>> encoding = pe.sinusoidal(pe.grid_positions((14, 24)), pe.axial(384, 2))
+      >>> encoding.shape == (14 * 24, 384)
+      True
+
+      Column before row, as in the tables of MAE and big_vision:
+
       >>> pe.grid_positions((2, 3), order="column").tolist()
       [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
-      >>> # counted from the centre, as in Qwen-Image
+      >>> columns_first = pe.grid_positions((14, 24), order="column")
+      >>> mae = pe.sinusoidal(columns_first, 384 // 2, layout="half").reshape(-1, 384)
+
+      Counted from the centre, as in Qwen-Image; the second reference image of FLUX.2; frames at a distance of 8:
+
       >>> pe.grid_positions((1, 2, 2), start=(0, -1, -1)).tolist()
       [[0, -1, -1], [0, -1, 0], [0, 0, -1], [0, 0, 0]]
       >>> second_reference_of_flux2 = pe.grid_positions((1, 2, 3, 1), start=(20, 0, 0, 0))
-      >>> pe.grid_positions((3, 2), step=(8, 0.5))[-1].tolist()  # frames 8 apart
+      >>> pe.grid_positions((3, 2), step=(8, 0.5))[-1].tolist()
       [16.0, 0.5]
-      >>> encoding = pe.sinusoidal(pe.grid_positions((14, 24)), pe.axial(384, 2))
-      >>> columns_first = pe.grid_positions((14, 24), order="column")
-      >>> mae = pe.sinusoidal(columns_first, 384 // 2, layout="half").reshape(-1, 384)
-      >>> encoding.shape == mae.shape == (14 * 24, 384)
-      True
 
     Args:
-      shape: the sides of the grid: (height, width), (time, height, width), or any other number of sides.
-      start: the coordinate of the first token along each side: one number for all sides, or one for each, in the order
-        of shape. A side of 1 is a coordinate that all tokens share.
-      step: the distance of neighbours along each side, likewise; of any sign.
-      order: the order of the coordinates, not of the tokens. "row" keeps the order of the sides: (row, column) or
-        (time, row, column). "column" swaps the last two: (column, row) or (time, column, row), as in the tables of MAE
-        and big_vision. Each keeps the start and step of its side.
-      leading: the number of tokens before the grid (class, register), which are at 0 in every coordinate, wherever the
-        grid starts. `rotary` leaves them unrotated, as rotary vision transformers do. No position encodes to zeros, so
-        a table that is zero for these tokens, like MAE's, needs rows of zeros before the encodings of the grid.
+      shape: the number of patches along each side: (height, width), (time, height, width), or any other number of
+        sides.
+      start: the coordinate of the first patch: one number, or one per side. For a side of 1, it is the coordinate that
+        all patches share.
+      step: the distance between neighbours: one number, or one per side; of any sign.
+      order: the order of the coordinates within a position. It does not change the order of the tokens. "row" keeps the
+        order of the sides: (row, column) or (time, row, column). "column" swaps the last two: (column, row) or (time,
+        column, row). Each side keeps its start and its step.
+      leading: the number of tokens before the grid (class, register). Their coordinates are 0, wherever the grid
+        starts, so `rotary` does not rotate them.
 
     Returns:
-      An array of shape (leading + product of the sides, number of sides), for frequencies with one axis for each side
-      (`axial`, `multi_section`). It is int32 if all of start and step are integers. Otherwise it is float32, and each
-      coordinate is the float32 closest to $a + s\,i$ of the numbers that were given.
+      An array of shape (leading + product of the sides, number of sides), for frequencies with one axis per side
+      (`axial`, `multi_section`). It is int32 if start and step are integers. Otherwise it is float32, and each
+      coordinate is the float32 closest to the exact $a + s\,i$.
 
     Raises:
       TypeError: if shape is not a sequence of integers, start or step is neither a number nor a sequence of numbers, or
         leading is not an integer.
       ValueError: if a side is below 1, if leading is below 0, if order is unknown or is "column" for a single side, if
-        start or step does not hold one number for each side, if a step or a coordinate does not fit into int32, or if
-        there are 2³¹ tokens or more.
+        start or step does not hold one number per side, if a step or a coordinate does not fit into int32, or if there
+        are 2³¹ tokens or more.
+
+    Notes:
+      The encoding of position 0 is not zero. If a table is zero for its class token, as in MAE, put rows of zeros
+      before the encodings of the grid.
 
     Reference:
       He et al., "Masked Autoencoders Are Scalable Vision Learners", 2022, appendix A.1, and its `pos_embed.py`.

@@ -20,11 +20,10 @@ from posenc_jax._positions.spans import FollowingRule, Grid, Span, TokenRun
 def multimodal_positions(
     parts: Sequence[int | Sequence[float]], *, following: Literal["maximum", "side"] = "maximum"
 ) -> jax.Array:
-    r"""Positions of text, images and videos in one sequence, for M-RoPE: (time, row, column) of each token.
+    r"""Positions for M-RoPE of text, images and videos in one sequence: (time, row, column) of each token.
 
-    Each text token advances all three coordinates by 1. Token $(t, y, x)$ of a grid that starts at $s$ is at
-    $(s + \lfloor t\Delta \rfloor, s + y, s + x)$. The next token to decode is at `positions.max() + 1` in all three
-    coordinates, and later tokens count up from there.
+    A text token increases all three coordinates by 1. Token $(t, y, x)$ of an image or video that starts at $s$ is at
+    $(s + \lfloor t\Delta \rfloor,\ s + y,\ s + x)$.
 
     Examples:
       >>> import posenc_jax as pe
@@ -34,24 +33,28 @@ def multimodal_positions(
       [0, 2, 4]
 
     Args:
-      parts: the parts of the sequence. An integer is a number of text tokens. (time, height, width) is an image
-        (time 1) or a video, in tokens, that is, after the model merges patches. (time, height, width, Δ) is a video
-        whose frames are Δ positions apart. For Qwen2.5-VL, Δ is `tokens_per_second` times the seconds per frame; Δ and
-        its product with t are float32. Qwen3-VL puts a timestamp before each frame, so each frame is a grid of time 1.
-      following: where the next part starts. "maximum": above every position so far, as in the papers and in the
-        models' first code, and in transformers 5 for Qwen2.5-Omni and Qwen3-Omni. "side": at
-        $s + \max(\text{height}, \text{width})$, as in transformers 5 for Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V. The
-        two differ only after a video that spans more positions in time than in height and width; with "side", the text
-        after it then shares positions with its frames.
+      parts: the parts of the sequence, in order. An integer is a number of text tokens. (time, height, width) is an
+        image (time 1) or a video; the sides count tokens, that is, patches after the model merges them. (time, height,
+        width, Δ) is a video whose frames are Δ positions apart.
+      following: where the part after an image or video starts. "maximum": above every position so far, as in the papers
+        and in the models' first code, and in transformers 5 for Qwen2.5-Omni and Qwen3-Omni. "side": at
+        $s + \max(\text{height}, \text{width})$, as in transformers 5 for Qwen2-VL, Qwen2.5-VL, Qwen3-VL and GLM-4V.
 
     Returns:
-      An int32 array of shape (length, 3), for `multi_section`. Pad the sequences of a batch to one length with any
-      value.
+      An int32 array of shape (length, 3), for `multi_section`.
 
     Raises:
       TypeError: if parts are not integers and sequences of numbers.
       ValueError: if a length or side is below 1, if Δ is not positive in float32, if a grid does not have three or four
         numbers, if following is unknown, or if a position is beyond int32.
+
+    Notes:
+      - The next token to decode is at `positions.max() + 1` in all three coordinates. Later tokens count up from there.
+      - To batch sequences of different lengths, pad the positions with any value.
+      - For Qwen2.5-VL, Δ is `tokens_per_second` times the seconds per frame. Δ and its product with t are float32.
+        Qwen3-VL puts a timestamp before each frame, so each of its frames is a part with time 1.
+      - "maximum" and "side" differ only after a video that spans more positions in time than in height and width. With
+        "side", the text after such a video shares positions with its frames.
 
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen2.5-VL", 2025, section 2.1.2, for Δ.
@@ -74,9 +77,10 @@ def positions_from_tokens(
     mask: ArrayLike | None = None,
     following: Literal["maximum", "side"] = "maximum",
 ) -> jax.Array:
-    r"""Positions for M-RoPE from token ids with placeholders of images and videos: (time, row, column) of each token.
+    """Positions for M-RoPE from token ids with image and video placeholders: (time, row, column) of each token.
 
-    Finds the texts, images and videos of each row, and gives them the positions of `multimodal_positions`.
+    The function finds the text, images and videos in each row. Their positions follow the formula of
+    `multimodal_positions`.
 
     Examples:
       >>> import numpy as np
@@ -86,36 +90,37 @@ def positions_from_tokens(
       [[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]]
 
     Args:
-      tokens: token ids, concrete integers of shape (length,) or (batch, length); or the `mm_token_type_ids` of a
-        processor of transformers, with 1 for `image_token` and 2 for `video_token`, which GLM-4V needs.
-      image_token: the placeholder of images; `None` if there is none.
-      video_token: the placeholder of videos; `None` if there is none.
-      image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
-        them: the processor's `image_grid_thw`.
-      video_grids: the same for videos: `video_grid_thw`. The placeholders of a video are one run, as in Qwen2-VL, or
-        one run for each of its `time` frames, with timestamps between them, as in Qwen3-VL.
-      video_steps: Δ of each video, as for `multimodal_positions`; `None` means 1. For Qwen2.5-VL, `tokens_per_second`
-        times the processor's `second_per_grid_ts` in float32, or `tokens_per_second` without it.
-      spatial_merge_size: the model merges squares of this side into one token.
-      mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
-      following: where the part after a grid starts, as for `multimodal_positions`; it depends on the model.
+      tokens: token ids, concrete integer array of shape (length,) or (batch, length). Or the `mm_token_type_ids` of a
+        transformers processor, with image_token=1 and video_token=2; GLM-4V needs them.
+      image_token: the token id of image placeholders; `None` if there are no images.
+      video_token: the token id of video placeholders; `None` if there are no videos.
+      image_grids: (time, height, width) of every image of the batch, in order, in patches before the model merges them:
+        the processor's `image_grid_thw`.
+      video_grids: (time, height, width) of every video, likewise: `video_grid_thw`. The placeholders of a video form
+        one run, as in Qwen2-VL, or one run per frame with timestamps in between, as in Qwen3-VL.
+      video_steps: Δ of each video; see `multimodal_positions`. `None` means 1. For Qwen2.5-VL, pass `tokens_per_second`
+        times the processor's `second_per_grid_ts` in float32, or `tokens_per_second` if there is no such value.
+      spatial_merge_size: the side of the square of patches that the model merges into one token.
+      mask: marks tokens, with the shape of `tokens`; see `positions_from_mask`. Padding, on any side, is at 0.
+      following: where the text after a grid starts; see `multimodal_positions`. It depends on the model.
 
     Returns:
       An int32 array of shape (length, 3) or (batch, length, 3), for `multi_section`.
 
     Raises:
-      TypeError: if tokens or mask are traced or of another dtype, or grids are not sequences of integers.
-      ValueError: if a run of placeholders does not have the tokens of its grid, if a run has no grid or a grid no run,
-        if spatial_merge_size does not divide a grid, if there is not one step for each video, if a video whose frames
-        are separate runs has a step other than 1, if both placeholders are equal, or if a position is beyond int32.
+      TypeError: if tokens or mask are traced or have a wrong dtype, or grids are not sequences of integers.
+      ValueError: if the length of a run of placeholders does not match its grid, if a run has no grid or a grid no run,
+        or if spatial_merge_size does not divide a grid.
+      ValueError: if there is not one step per video, or a video whose frames are separate runs has a step other than 1.
+      ValueError: if both placeholders are equal, or a position is beyond int32.
 
     Notes:
       The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates. The `rope_deltas` of
-      transformers are this minus the number of tokens, `mask.sum(-1)`.
+      transformers are this position minus the number of tokens, `mask.sum(-1)`.
 
     See Also:
-      `posenc_jax.hf.positions_from_tokens`, which reads all settings from a model's config. Only that function gives
-      frames fractional positions, as in Qwen3-Omni, and the audio of a video positions among its frames.
+      `posenc_jax.hf.positions_from_tokens` reads all settings from a model's config. Only that function supports the
+      fractional frame positions of Qwen3-Omni, and audio whose tokens are interleaved with video frames.
 
     Reference:
       Wang et al., "Qwen2-VL", 2024, section 2.1; Bai et al., "Qwen3-VL", 2025, for timestamps between frames.

@@ -20,11 +20,11 @@ LIMIT = 2**31  # above every position
 
 @public
 def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> jax.Array:
-    r"""Counts positions in packed sequences, restarting at 0 wherever the id changes.
+    r"""Positions in packed sequences, from segment ids: they restart at 0 wherever the id changes.
 
     $$p_i = i - \max\{j \le i : j = 0 \text{ or } s_j \ne s_{j-1}\}$$
 
-    A segment is a run of equal ids, whatever their values. An id that returns after another id starts a new segment.
+    A segment is a run of equal ids. If an id occurs again after another id, it starts a new segment.
 
     Examples:
       >>> import numpy as np
@@ -33,10 +33,9 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
       [0 1 2 0 1 0 0]
 
     Args:
-      ids: $s$, integers of shape (..., length).
-      padding: the id of padding tokens, whose positions are all 0. With `None`, no id is special, and padding is
-        counted as a segment. In both cases attention must mask padding, and `ids` shows where it is. The ids are also
-        the segments by which `attention` keeps documents apart: positions alone do not.
+      ids: $s$, integer array of shape (..., length).
+      padding: the id of padding tokens, whose positions are all 0. `None` means that no id is special: padding is then
+        counted like any other segment.
 
     Returns:
       An int32 array of the shape of `ids`.
@@ -44,6 +43,10 @@ def positions_from_segments(ids: ArrayLike, *, padding: int | None = None) -> ja
     Raises:
       TypeError: if ids are not an integer array, or padding is not an integer.
       ValueError: if ids have no axis or a length above 2³¹, or if concrete ids or padding do not fit into int32.
+
+    Notes:
+      Positions alone do not keep documents apart, and they do not hide padding. Mask both in attention: pass the ids to
+      `attention` as query_segments and key_segments.
 
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
@@ -77,13 +80,11 @@ def _positions_from_segments(ids: jax.Array, *, padding: int | None) -> jax.Arra
 
 @public
 def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
-    r"""Counts positions in packed sequences, restarting at 0 after each document's length.
+    r"""Positions in packed sequences, from document lengths: they restart at 0 in every document.
 
     $$p_i = i - \max\{e_k \le i\}, \qquad e_k = \sum_{j < k} n_j$$
 
-    With $e$ (FlashAttention's and Transformer Engine's `cu_seqlens`) instead of the lengths, pass
-    `jnp.diff(cu_seqlens)`. Segment ids for `attention` are `jnp.cumsum(positions == 0, axis=-1)`: every document begins
-    at 0, and each token of the padding is a segment of its own.
+    where $n_j$ are the lengths and $e_k$ is the index at which document $k$ starts.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -93,18 +94,25 @@ def positions_from_lengths(lengths: ArrayLike, total: int) -> jax.Array:
       [0 1 2 0 1 0 0] [1 1 1 2 2 3 4]
 
     Args:
-      lengths: $n$, integers of shape (..., documents). A document of length 0 has no token.
-      total: the static length of the pack. After the last document it is padding, at position 0.
+      lengths: $n$, integer array of shape (..., documents). A document of length 0 has no token.
+      total: the length of the pack, a Python integer. Tokens after the last document are padding, at position 0.
 
     Returns:
-      An int32 array of shape (..., total). Traced lengths cannot raise. If they sum to more than total, the pack has
-      the first `total` tokens, each at its position in its document. If one of them is negative, all positions of its
-      pack are −1, which no other pack contains and for which `learned` returns NaN.
+      An int32 array of shape (..., total).
 
     Raises:
       TypeError: if lengths are not an integer array, or total is not an integer.
       ValueError: if lengths have no axis, if total is not from 1 to 2³¹ − 1, or if lengths are concrete and one of them
         is negative or they sum to more than total.
+
+    Notes:
+      - Segment ids for `attention` are `jnp.cumsum(positions == 0, axis=-1)`. Every document then has an id of its own,
+        and so has each padding token.
+      - For FlashAttention's and Transformer Engine's `cu_seqlens`, which are the $e_k$, pass `jnp.diff(cu_seqlens)` as
+        lengths.
+      - Traced lengths cannot raise. If they sum to more than total, the result holds the first `total` tokens, each at
+        its position in its document. If one length is negative, all positions of its pack are −1, a value that is
+        otherwise never returned and for which `learned` returns NaN.
 
     Reference:
       Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2.
@@ -162,14 +170,9 @@ def _positions_from_lengths(lengths: jax.Array, *, total: int) -> jax.Array:
 
 @public
 def positions_from_mask(mask: ArrayLike) -> jax.Array:
-    r"""Counts positions in padded sequences, skipping the padding.
+    r"""Positions in padded sequences, from a mask of tokens: padding is not counted.
 
     $$p_i = m_i \left(\sum_{j \le i} m_j - 1\right)$$
-
-    The first token is at 0, whether the padding is on the left, on the right or in between. Padding is also at 0, a
-    position that every encoding and every table has. Attention must mask it, or its position lets every query see it:
-    pass `attention` the mask, as integers, as key_segments, and ones as query_segments. No check can tell padding on
-    the left from tokens that share a position. The next token to decode is at `mask.sum(-1)`.
 
     Examples:
       >>> import numpy as np
@@ -179,15 +182,22 @@ def positions_from_mask(mask: ArrayLike) -> jax.Array:
        [0 1 0 0 0]]
 
     Args:
-      mask: $m$, of shape (..., length): booleans, or integers 0 and 1 as in Hugging Face's `attention_mask`. True and 1
-        mark tokens.
+      mask: $m$, array of shape (..., length): booleans, or the integers 0 and 1 as in Hugging Face's `attention_mask`.
+        True and 1 mark tokens.
 
     Returns:
       An int32 array of the shape of the mask. In a traced integer mask, every nonzero value counts as a token.
 
     Raises:
-      TypeError: if the mask is not a boolean or integer array. A float mask is one that is added to scores.
-      ValueError: if the mask has no axis or a length above 2³¹, or concrete integers are not all 0 or 1.
+      TypeError: if the mask is not a boolean or integer array. Float masks, which are added to scores, are rejected.
+      ValueError: if the mask has no axis or a length above 2³¹, or if concrete integers are not all 0 or 1.
+
+    Notes:
+      - The first token is at position 0, whether the padding is on the left, on the right or in between. The next token
+        to decode is at `mask.sum(-1)`.
+      - Padding is at position 0 too, which every encoding and every table accepts. Attention must therefore mask
+        padding: pass the mask to `attention`, as integers, as key_segments, and ones as query_segments. No check can
+        tell padding on the left from tokens that share a position.
 
     Reference:
       Wolf et al., "Transformers", 2020: `position_ids` in generation with left padding.

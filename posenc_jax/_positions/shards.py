@@ -24,7 +24,7 @@ def shard_positions(
     order: Literal["contiguous", "zigzag", "striped"] = "contiguous",
     lengths: ArrayLike | None = None,
 ) -> jax.Array:
-    r"""The indices of the tokens of a sequence in each shard, for context parallelism and ring attention.
+    """The indices of the tokens in each shard of a sequence, for context parallelism and ring attention.
 
     With the sequence split into chunks $c_0, c_1, …$ of equal length, shard $s$ of $n$ has
 
@@ -42,7 +42,7 @@ def shard_positions(
       >>> pe.shard_positions(8, 2, order="striped").tolist()
       [[0, 2, 4, 6], [1, 3, 5, 7]]
 
-      Of a pack of two documents, and the positions within each:
+      For a pack of two documents, the indices, and the positions within each document:
 
       >>> lengths = jnp.array([4, 8])
       >>> indices = pe.shard_positions(12, 2, order="zigzag", lengths=lengths)
@@ -55,13 +55,13 @@ def shard_positions(
       length: the length of the whole sequence.
       shards: $n$, the number of shards.
       order: "contiguous", "zigzag" or "striped", as above.
-      lengths: the lengths of the documents of a pack, integers of shape (..., documents) that sum to at most `length`.
-        Each shard then has these chunks of every document, one document after the other, and of the padding after the
-        last, as in Transformer Engine and Megatron.
+      lengths: the lengths of the documents of a pack, integer array of shape (..., documents), which sum to at most
+        `length`. Each document, and the padding after the last one, is then split separately, as in Transformer Engine
+        and Megatron: a shard holds its chunks of the first document, then its chunks of the second, and so on.
 
     Returns:
-      An int32 array of shape (shards, length / shards), or (..., shards, length / shards) with lengths. It has every
-      index once. Without lengths, the indices are the positions.
+      An int32 array of shape (shards, length / shards), or (..., shards, length / shards) with lengths. It contains
+      every index once. Without lengths, the indices are also the positions.
 
     Raises:
       TypeError: if length or shards is not an integer, or lengths are not an integer array.
@@ -70,17 +70,16 @@ def shard_positions(
         unknown.
 
     Notes:
-      `x[indices.reshape(-1)]` puts a sequence x into this order, and `y[jnp.argsort(indices.reshape(-1))]` restores it.
-      If lengths have leading axes, each pack has indices of its own, for `jnp.take_along_axis`. Inside `jax.shard_map`
-      over an axis "context", index with `indices[jax.lax.axis_index("context")]`, which computes that row alone, or
-      pass the indices as an argument that is split along its first axis.
-
-      Traced lengths cannot raise; a pack in which they do not fit is ordered as if it were one document, which is still
-      correct, but balanced differently.
+      - `x[indices.reshape(-1)]` puts a sequence x into this order, and `y[jnp.argsort(indices.reshape(-1))]` restores
+        it. If lengths have leading axes, every pack has its own indices, for `jnp.take_along_axis`.
+      - Inside `jax.shard_map` over an axis "context", index with `indices[jax.lax.axis_index("context")]`, which
+        computes that row alone. Or pass the indices as an argument that is split along its first axis.
+      - Traced lengths cannot raise. If the lengths of a pack do not fit, it is ordered as if it were a single document.
+        Attention is still correct, but its work is balanced differently.
 
     Reference:
       Liu et al., "Ring Attention", 2023; Brandon et al., "Striped Attention", 2023, section 3; zigzag as in Llama 3,
-      Grattafiori et al., 2024, section 3.3.2; of packs as in Transformer Engine's `thd_get_partitioned_indices`.
+      Grattafiori et al., 2024, section 3.3.2; packs as in Transformer Engine's `thd_get_partitioned_indices`.
     """
     checks.one_of("order", order, ("contiguous", "zigzag", "striped"))
     length, shards = checks.positive_int("length", length), checks.positive_int("shards", shards)

@@ -22,10 +22,9 @@ COLUMNS: tuple[Columns, ...] = "pair", "half", "interleaved"
 
 
 class CosSin(tuple[Any, Any]):
-    """Cosines and sines for `rotary`, and what their columns are: a pair of arrays, and a pytree of them.
+    """Cosines and sines for `rotary`: a pair of arrays that knows the order of its columns.
 
-    `cos_sin` returns one. Build one of arrays from elsewhere, such as the `cos` and `sin` of a Hugging Face model, and
-    say which columns they have: where a part of the head rotates, the arrays cannot tell.
+    `cos_sin` returns one. Construct one from other arrays, such as the `cos` and `sin` of a Hugging Face model.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -37,12 +36,16 @@ class CosSin(tuple[Any, Any]):
       (5, 8)
 
     Args:
-      cosine: floats of shape (..., columns).
-      sine: the same of sines.
-      columns: "pair": a column per pair of features. "half": a column per feature that rotates, those of all pairs and
-        then the same again, as Hugging Face's Llama and ONNX have them. "interleaved": a column per feature that
-        rotates, each twice in a row, as GPT-J and timm have them. `rotary` raises `ValueError` for concrete values
-        that are not in that order, and gives NaN for traced ones.
+      cosine: cosines, float array of shape (..., columns).
+      sine: sines, float array of the same shape.
+      columns: the order of the columns. "pair": one column per feature pair. "half": one column per rotated feature,
+        the columns of all pairs and then the same columns again, as in Hugging Face's Llama and ONNX. "interleaved":
+        one column per rotated feature, each column twice in a row, as in GPT-J and timm.
+
+    Notes:
+      - The order must be stated because the arrays do not show it if only a part of the head is rotated. If concrete
+        values are not in that order, `rotary` raises a `ValueError`. If traced values are not, it returns NaN.
+      - A `CosSin` is a tuple and a pytree.
     """
 
     columns: Columns
@@ -73,12 +76,9 @@ jax.export.register_pytree_node_serialization(
 @public
 @parsed_once(integers=["positions"], frequencies=(Frequencies, int), columns=(str,))
 def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *, columns: Columns = "pair") -> CosSin:
-    r"""The cosines and the sines of RoPE, to compute once for all layers.
+    r"""The cosines and sines of RoPE, computed once and shared by all layers.
 
     $$c_i = a \cos \omega_i p, \qquad s_i = a \sin \omega_i p$$
-
-    `rotary(x, cos_sin=cos_sin(positions, frequencies), …)` has the same bits as `rotary(x, positions, frequencies, …)`.
-    FlashAttention's `apply_rotary_emb` takes such arrays too, and FlashInfer both as one, `jnp.concatenate(c, -1)`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -92,21 +92,28 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
       True
 
     Args:
-      positions: integers or float32 of shape (...,), or (..., axes) for frequencies of several axes.
-      frequencies: `Frequencies`, whose attention_factor is $a$; an int (a width: `geometric(width)`); or a float array
-        of angular frequencies of shape (num_pairs,) or (axes, num_pairs), as for `rotary`.
-      columns: "pair" for a column per pair; "half" or "interleaved" for a column per feature in that layout.
+      positions: $p$, integer or float32 array of shape (...,), or (..., axes) if the frequencies have several axes.
+      frequencies: `Frequencies`, whose attention_factor is $a$; an int (a width, for `geometric(width)`); or a float
+        array of angular frequencies of shape (num_pairs,) or (axes, num_pairs).
+      columns: "pair" for one column per feature pair; "half" or "interleaved" for one column per feature in that
+        layout.
 
     Returns:
-      A `CosSin`, which unpacks as the cosines and the sines: two float32 arrays of shape (..., num_pairs), or (...,
-      2 · num_pairs) with a column per feature, within 9e-8 · a at every int32 position. NaN where a position lies
-      outside int32 but could not be rejected at trace time. Differentiable in float positions and in an array of
+      A `CosSin`, which unpacks into cosines and sines. Both are float32 arrays of shape (..., num_pairs), or (..., 2 ·
+      num_pairs) with one column per feature. They are within 9e-8 · a at every int32 position, and NaN where a position
+      lies outside int32 but could not be rejected at trace time. Differentiable in float positions and in an array of
       frequencies.
 
     Raises:
       TypeError: if positions are not integers or float32, or frequencies have the wrong type.
-      ValueError: if concrete positions lie outside int32, do not have one coordinate for each axis, or columns is
+      ValueError: if concrete positions lie outside int32, positions do not have one coordinate per axis, or columns is
         unknown.
+
+    Notes:
+      - `rotary(x, cos_sin=cos_sin(positions, frequencies), …)` has the same bits as
+        `rotary(x, positions, frequencies, …)`.
+      - FlashAttention's `apply_rotary_emb` accepts such arrays too. FlashInfer accepts both in one array,
+        `jnp.concatenate(c, -1)`.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.4.2, equation 34.

@@ -1,4 +1,4 @@
-r"""Weights of projections, from one layout of pairs to the other."""
+"""Converts the weights of query and key projections from one layout of feature pairs to the other."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def convert_layout(
     num_heads: int,
     part: RotatedPart = "first",
 ) -> jax.Array:
-    r"""Permutes the outputs of a query or key projection from one layout to the other.
+    """Permutes the outputs of a query or key projection from one layout of feature pairs to the other.
 
-    A model whose weights are in one layout gives garbage under the other, without an error. In a head of $n$ pairs,
-    feature $2i$ of the interleaved layout is feature $i$ of the half layout, and feature $2i + 1$ is feature $i + n$.
-    Attention scores do not change if the query projection, the key projection and the rotation all change layout.
+    In a head of $n$ pairs, feature $2i$ of the interleaved layout is feature $i$ of the half layout, and feature
+    $2i + 1$ is feature $i + n$.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -44,22 +43,27 @@ def convert_layout(
 
     Args:
       weights: a kernel, a bias, or one matrix of a low-rank adapter. Along `axis` it holds num_heads · head_dim
-        outputs, head by head. For a Flax kernel (inputs, heads, head_dim), num_heads is 1 and axis is -1.
-      frequencies: the `Frequencies` of the rotation or their width, even and at most head_dim. The other features stay
-        in place.
+        outputs, head by head.
+      frequencies: the `Frequencies` of the rotation, or their width, even and at most head_dim. Features beyond the
+        width stay where they are.
       source: the layout of the weights, "half" or "interleaved".
-      target: the layout of the result.
+      target: the layout of the result, "half" or "interleaved".
       axis: the axis of the outputs.
-      num_heads: the number of heads along that axis; for keys, the number of key heads.
-      part: as for `rotary`.
+      num_heads: the number of heads along that axis; for keys, the number of key heads. For a Flax kernel of shape
+        (inputs, heads, head_dim), pass num_heads=1 and axis=-1.
+      part: which features of a head are rotated, "first" or "last"; see `rotary`.
 
     Returns:
-      The permuted weights, with their shape and dtype; NumPy's float64 is rounded to float32 where x64 is off.
+      The permuted weights, with their shape and dtype. NumPy's float64 is rounded to float32 if x64 is off.
 
     Raises:
       TypeError: if weights are not an array, or axis or num_heads is not an integer.
       ValueError: if axis is not an axis of weights, if num_heads does not divide its size, if the width is odd or above
         head_dim, or if a setting is unknown.
+
+    Notes:
+      A model whose weights are in one layout gives wrong results with the other, without an error. Attention scores do
+      not change if the query projection, the key projection and the rotation all change layout.
 
     Reference:
       Su et al., "RoFormer", 2021, equation 34, uses interleaved pairs; GPT-NeoX and Hugging Face's Llama use halves.

@@ -25,7 +25,7 @@ from posenc_jax._jax.errors import describe, require, wrong_type
 
 def _one_position_hint(name: str, x: jax.Array, heads: tuple[int, ...]) -> str:
     """The end of the error for one position that serves a whole sequence: what the caller may have wanted instead."""
-    head_axis_hint = "" if heads or x.ndim < 3 else "; if axis -2 is that of heads, pass head_axis=-2"
+    head_axis_hint = "" if heads or x.ndim < 3 else "; if axis -2 holds the heads, pass head_axis=-2"
     return head_axis_hint + ("; to move rotated keys, use shift_keys" if name == "x" else "")
 
 

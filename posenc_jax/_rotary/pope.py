@@ -1,4 +1,4 @@
-r"""PoPE: a magnitude for each feature, and an angle that only the position decides."""
+"""PoPE: the content of a token sets the magnitude of each feature, and its position alone sets the angle."""
 
 from __future__ import annotations
 
@@ -33,25 +33,21 @@ def pope(
     phase: ArrayLike | None = None,
     layout: Layout = "half",
 ) -> jax.Array:
-    r"""Polar coordinate position embedding (PoPE): features become magnitudes, and positions alone decide their angles.
+    r"""Polar coordinate position embedding (PoPE): features set magnitudes, and positions alone set angles.
 
     Feature $i$ of $d$ at position $p$ becomes a pair,
 
     $$y_i = a\,\mu_i\,(\cos\theta_i,\ \sin\theta_i), \qquad \mu_i = \ln(1 + e^{x_i}), \qquad
       \theta_i = \omega_i p + \delta_i$$
 
-    where $a$ is the `attention_factor` of the frequencies and $\delta_i$ the `phase`, which keys have and queries do
-    not. The score of a query $u$ at $p$ and a key $v$ at $q$ is a sum of cosines of their offset. Their amplitudes are
-    never negative, and $\delta$ alone sets the offsets at which they peak:
-
-    $$a^2 \sum_i \mu_i(u)\,\mu_i(v)\,\cos\bigl(\omega_i (q - p) + \delta_i\bigr)$$
+    where $a$ is the `attention_factor` of the frequencies, and $\delta_i$ is the `phase`, which is for keys only.
 
     Examples:
       >>> import jax.numpy as jnp
       >>> import posenc_jax as pe
       >>> # batch, seq, heads, head_dim
       >>> query = key = value = jnp.ones((2, 5, 4, 64), jnp.bfloat16)
-      >>> delta = jnp.zeros((4, 64))  # learned, one for each head of the keys
+      >>> delta = jnp.zeros((4, 64))  # learned, one row per key head
       >>> query, key = pe.pope(query, head_axis=-2), pe.pope(key, head_axis=-2, phase=delta)
       >>> query.shape
       (2, 5, 4, 128)
@@ -59,38 +55,40 @@ def pope(
       (2, 5, 4, 64)
 
     Args:
-      x: queries or keys, floats of shape (..., seq, heads, head_dim).
-      positions: as for `rotary`.
-      frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies (head_dim,). The
-        width is twice head_dim. `None` means `geometric(2 * head_dim)`, with $\omega_i = 10000^{-i/d}$.
-      head_axis: as for `rotary`.
-      phase: $\delta$ in radians, a float array of shape (head_dim,) or (heads, head_dim), learned or traced; `None`
-        for 0.
-      layout: how a pair is stored. "half": features i and i + head_dim, all cosines before all sines. "interleaved":
-        features 2i and 2i + 1. Scores of queries and keys in one layout do not depend on it.
+      x: queries or keys, float array of shape (..., seq, heads, head_dim).
+      positions: integer or float32 array that broadcasts to (..., seq); see `rotary`. `None` means 0, 1, 2, ….
+      frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies of shape
+        (head_dim,). The width is twice head_dim. `None` means `geometric(2 * head_dim)`, with
+        $\omega_i = 10000^{-i/d}$.
+      head_axis: the axis of the heads; see `rotary`.
+      phase: $\delta$ in radians, float array of shape (head_dim,) or (heads, head_dim), learned or traced. `None` means
+        0.
+      layout: how a pair is stored. "half": in features i and i + head_dim, all cosines before all sines. "interleaved":
+        in features 2i and 2i + 1. Scores do not depend on it if queries and keys use the same layout.
 
     Returns:
-      The pairs, of shape (..., 2 · head_dim) and x's dtype. NaN where a position lies outside int32 but could not be
-      rejected at trace time, or where $|\delta| \ge 2^{31}$.
+      The pairs, an array of shape (..., 2 · head_dim) and x's dtype. It is NaN where a position lies outside int32 but
+      could not be rejected at trace time, or where $|\delta| \ge 2^{31}$.
 
     Raises:
       TypeError: if x or the phase is not a float array, positions are not integers or float32, or head_axis is not an
         integer.
-      ValueError: if the width is not twice head_dim, the phase has another shape, the layout is unknown, or as `rotary`
-        for x, positions and head_axis.
+      ValueError: if the width is not twice head_dim, the phase has another shape, the layout is unknown, or for the
+        same reasons as in `rotary`.
 
     Notes:
-      - The result is twice as wide as x, so scores take twice the work. Scale them by $1/\sqrt{d}$ for the $d$ features
-        of x, not by the width of the result.
-      - Angles are correct at every int32 position, and a position gives the same bits in a full sequence and in a
-        decode step. Magnitudes and products are float32 (float64 for float64 x), rounded once; sines and cosines are
-        float32.
-      - Differentiable in x, float positions, an array of frequencies and the phase, in forward and reverse mode;
-        reverse mode stores only the arguments.
+      - The score of a query $u$ at $p$ and a key $v$ at $q$ is
+        $a^2 \sum_i \mu_i(u)\,\mu_i(v)\,\cos\bigl(\omega_i (q - p) + \delta_i\bigr)$. The amplitudes
+        $\mu_i(u)\,\mu_i(v)$ are never negative, so $\delta$ alone sets the offsets at which the cosines peak.
+      - The result is twice as wide as x, so scores take twice the work. Scale scores by $1/\sqrt{d}$ for the $d$
+        features of x.
+      - Angles are correct at every int32 position, and a decode step has the same bits as the full sequence. Magnitudes
+        and products are float32 (float64 for float64 x) and rounded once. Sines and cosines are float32.
+      - Differentiable in x, float positions, an array of frequencies and the phase, in forward and reverse mode.
+        Reverse mode stores only arguments.
 
     See Also:
-      `shift_keys`, with the same layout and frequencies, to move cached keys; the guide to RoPE, section "What and
-      where apart: PoPE".
+      `shift_keys`, to move cached keys; the guide to RoPE, section "PoPE: what and where apart".
 
     Reference:
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,

@@ -1,4 +1,4 @@
-r"""PRoPE: attention that sees where cameras stand, by matrices that act on queries, keys, values and outputs."""
+"""PRoPE: attention with relative camera poses, through matrices that multiply queries, keys, values and outputs."""
 
 from __future__ import annotations
 
@@ -55,15 +55,12 @@ def prope(
     image_size: tuple[float, float] | None = None,
     width: int | None = None,
 ) -> jax.Array:
-    r"""Camera RoPE (PRoPE; without intrinsics, GTA): transforms features by the camera of their token.
+    r"""Camera RoPE (PRoPE; without intrinsics, GTA): multiplies features by the camera matrix of their token.
 
     The camera of a token maps the world to its image by $P = K\,[R \mid t]$, lifted to 4 × 4. Each group of four
     features is multiplied by
 
     $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
-
-    Scores and outputs then depend on $P_i P_j^{-1}$, which maps the image of camera $j$ to that of camera $i$: only the
-    relative poses of cameras matter.
 
     Examples:
       >>> import jax
@@ -81,15 +78,15 @@ def prope(
       True
 
     Args:
-      x: floats (..., seq, heads, head_dim), head_dim a multiple of 4.
-      extrinsics: $[R \mid t]$ over a row (0, 0, 0, 1), rigid, from the world to the camera: float32 (..., 4, 4), whose
-        leading axes broadcast to (..., seq).
-      intrinsics: $K$, from the camera to pixels, upper triangular with 1 in the corner: float32 (..., 3, 3), broadcast
-        likewise. `None` means the identity, which is GTA.
-      role: what x is: "query", "key", "value" or, for the output of attention, "output".
-      head_axis: as for `rotary`.
-      image_size: height and width in the unit of the intrinsics, with which it must be given.
-      width: the number of features that are transformed, a multiple of 4; the others pass through. `None` means all.
+      x: float array of shape (..., seq, heads, head_dim), with head_dim a multiple of 4.
+      extrinsics: $[R \mid t]$ above a row (0, 0, 0, 1), rigid, from the world to the camera. Float32 array of shape
+        (..., 4, 4), whose leading axes broadcast to (..., seq).
+      intrinsics: $K$, from the camera to pixels, upper triangular with 1 in the corner. Float32 array of shape (..., 3,
+        3), whose leading axes broadcast to (..., seq). `None` means the identity, which is GTA.
+      role: what x is: "query", "key", "value", or "output" for the output of attention.
+      head_axis: the axis of the heads; see `rotary`.
+      image_size: height and width of the images, in the unit of the intrinsics. It must be given with intrinsics.
+      width: the number of features to transform, a multiple of 4. The other features are unchanged. `None` means all.
 
     Returns:
       The transformed x, with its shape and dtype.
@@ -97,19 +94,19 @@ def prope(
     Raises:
       TypeError: if x, extrinsics or intrinsics are not float arrays, or cameras are in 16 bits.
       ValueError: if shapes or head_axis do not fit, role is unknown, or only one of image_size and intrinsics is given.
-      ValueError: if concrete cameras are not rigid or upper triangular, or a focal length is not 0.02 to 50 times a
-        side.
+      ValueError: if concrete extrinsics are not rigid, intrinsics are not upper triangular, or a focal length is not
+        0.02 to 50 times a side.
 
     Notes:
-      - These maps are not rotations: scale scenes until cameras are about 1 apart, and choose an origin among them.
-      - Invert poses that take the camera to the world; no check can tell them apart. Traced cameras are not checked.
-        $R^{-1}$ is computed as $R^\top$, so derivatives are those along rigid motions.
-      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras, in
-        forward and reverse mode and any order. The derivative in x alone stores only the cameras.
+      - Scores and outputs depend only on relative poses, $P_i P_j^{-1}$.
+      - The matrices are not rotations: scale scenes so that cameras are about 1 apart, and put the origin among them.
+      - Invert poses that map the camera to the world; no check can tell them apart. Traced cameras are not checked.
+        $R^{-1}$ is computed as $R^\top$, so derivatives are along rigid motions.
+      - Computed in float32 (float64 if an argument is float64) and rounded once. Differentiable in x and cameras to any
+        order, in forward and reverse mode. The derivative in x alone stores only the cameras.
 
     See Also:
-      The guide to several coordinates, section "Several cameras: PRoPE", for shapes of cameras, units and rounding;
-      `rotary`, for where in its image a patch is.
+      `rotary`, for the position of a patch in its image; the guide to vision and video.
 
     Reference:
       Li et al., "Cameras as Relative Positional Encoding", 2025, section 4; Miyato et al., "GTA: A Geometry-Aware

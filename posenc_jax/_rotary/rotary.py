@@ -45,14 +45,12 @@ def rotary(
     inverse: bool = False,
     cos_sin: CosSin | None = None,
 ) -> jax.Array:
-    r"""Rotary position embedding (RoPE): rotates queries or keys by their positions.
+    r"""Rotary position embedding (RoPE): rotates queries or keys according to their positions.
 
-    Feature pair $i$ at position $p$ rotates by the angle $\omega_i p$:
+    Feature pair $i$ at position $p$ is rotated by the angle $\omega_i p$ and multiplied by $a$, the `attention_factor`
+    of the frequencies:
 
-    $$y_1 = a\,(x_1 \cos\omega_i p - x_2 \sin\omega_i p), \qquad y_2 = a\,(x_2 \cos\omega_i p + x_1 \sin\omega_i p),$$
-
-    where $a$ is the `attention_factor` of the frequencies. The score of a query at $p$ and a key at $q$ depends only on
-    $p - q$.
+    $$y_1 = a\,(x_1 \cos\omega_i p - x_2 \sin\omega_i p), \qquad y_2 = a\,(x_2 \cos\omega_i p + x_1 \sin\omega_i p)$$
 
     Examples:
       >>> import jax.numpy as jnp
@@ -64,44 +62,46 @@ def rotary(
       True
 
     Args:
-      x: queries or keys, floats of shape (..., seq, heads, head_dim).
-      positions: integers or float32 that broadcast to (..., seq), with a last axis of coordinates if the frequencies
-        have several. `None` counts 0, 1, 2, ….
-      frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies, (num_pairs,),
-        (axes, num_pairs) or (heads, axes, num_pairs). Features beyond the width pass through. `None`: base 10,000.
-      layout: how features form pairs. "half": i and i + num_pairs (most models of Hugging Face). "interleaved": 2i and
-        2i + 1 (GPT-J, Cohere, Meta's Llama weights).
-      head_axis: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None` for (..., seq,
-        head_dim); a tuple for several.
-      part: the features that rotate if not all do: the "first" or the "last".
-      inverse: whether to rotate by $-\omega_i p$ and divide by $a$, which undoes the rotation.
-      cos_sin: a `CosSin`, such as `cos_sin` returns, in place of positions and frequencies.
+      x: queries or keys, float array of shape (..., seq, heads, head_dim).
+      positions: integer or float32 array that broadcasts to (..., seq), with a last axis of coordinates if the
+        frequencies have several axes. `None` means 0, 1, 2, ….
+      frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies, of shape
+        (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). Features beyond the width are unchanged. `None`
+        means base 10,000.
+      layout: which features form a pair: "half", i and i + num_pairs (most Hugging Face models), or "interleaved", 2i
+        and 2i + 1 (GPT-J, Cohere, Meta's Llama weights).
+      head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
+        for (..., seq, head_dim), or a tuple of axes.
+      part: which features are rotated if the width is below head_dim: the "first" or the "last".
+      inverse: whether to undo the rotation, and divide by $a$.
+      cos_sin: what `cos_sin` returns, instead of positions and frequencies.
 
     Returns:
-      The rotated x, with its shape and dtype. NaN where a position that could not be checked lies outside int32.
+      The rotated x, with its shape and dtype. It is NaN where a position lies outside int32 but could not be checked.
 
     Raises:
       TypeError: if an argument has the wrong type or dtype.
-      ValueError: if shapes do not fit, or head_dim is symbolic.
-      ValueError: if positions are `None` for several axes, a single token, no sequence axis or over 2³¹ tokens.
-      ValueError: if one position, or one row of cos_sin, serves several tokens.
-      ValueError: if positions, frequencies or inverse are given beside cos_sin, or its columns do not fit the layout.
-      ValueError: if layout or part is unknown, the width is odd, or inverse needs a $1/a$ beyond float32.
+      ValueError: if shapes do not fit, head_dim is symbolic, or several tokens would share one position or one row of
+        cos_sin.
+      ValueError: if positions are `None` and the frequencies have several axes, or x has a single token, no sequence
+        axis or over 2³¹ tokens.
+      ValueError: if positions, frequencies or inverse are given with cos_sin, or its columns do not fit the layout.
+      ValueError: if layout or part is unknown, the width is odd, or $1/a$ is beyond float32.
 
     Notes:
+      - The score of a query at $p$ and a key at $q$ depends only on $p - q$.
       - Angles are correct at every int32 position, with the same bits in a decode step. Products and sums are float32
-        (float64 for float64 x), rounded once; sines and cosines are float32.
-      - Differentiable in all float arrays, in forward and reverse mode and any order. The derivative in x alone stores
+        (float64 for float64 x) and rounded once. Sines and cosines are float32.
+      - Differentiable in all float arrays to any order, in forward and reverse mode. The derivative in x alone stores
         only positions and frequencies.
-      - JAX sees one operation: `checkify` does not look inside, and Pallas kernels call `posenc_jax.kernels`.
+      - `checkify` does not look inside. Pallas kernels call `posenc_jax.kernels` instead.
 
     See Also:
-      The guide to RoPE, section "In a model", for shapes and dtypes; `shift_keys`, for rotated keys; `axial`, for
-      several coordinates; `yarn`, for longer contexts.
+      `shift_keys`; `axial` for several coordinates; `yarn` for longer contexts.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 15; Heo et al., "Rotary Position Embedding for Vision
-      Transformer", 2024, section 3.2 (by heads).
+      Transformer", 2024, section 3.2 (frequencies per head).
     """
     inverse = checks.flag("inverse", inverse)
     if cos_sin is not None:
@@ -145,15 +145,11 @@ def shift_keys(
     layout: Layout = "half",
     part: RotatedPart = "first",
 ) -> jax.Array:
-    r"""Moves rotated keys by an offset, as a cache does that drops its oldest tokens ("context shift", "K-shift").
+    r"""Moves rotated keys by an offset, as for a cache that drops its oldest tokens ("context shift", "K-shift").
 
-    Rotations compose, so a key at $p$ moves to $p + k$ by one more rotation, without its amplitude, which it has:
+    Rotations compose, so one more rotation moves a key from position $p$ to position $p + k$:
 
     $$R_{p + k}\,x = R_k R_p\,x$$
-
-    Move keys once, from where they were written. Each move rounds to their dtype: in 16 bits a thousand moves by one
-    position leave the slow pairs behind, off by several standard deviations. If keys must move at every step, store
-    them unrotated and rotate them when they are read.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -165,20 +161,26 @@ def shift_keys(
       True
 
     Args:
-      keys: keys that `rotary` or `pope` has rotated, floats of shape (..., seq, heads, head_dim).
-      offset: $k$, integers or float32: a scalar, or of a shape that broadcasts to the shape of keys without its head
-        axis and its last axis, such as (batch, 1). Frequencies of several axes need one more axis at the end.
-      frequencies: those of the rotation, as for `rotary`.
-      head_axis: as for `rotary`.
-      layout: that of the rotation.
-      part: that of the rotation.
+      keys: keys rotated by `rotary` or `pope`, float array of shape (..., seq, heads, head_dim).
+      offset: $k$, integers or float32: a scalar, or an array that broadcasts to the shape of keys without the head axis
+        and the last axis, such as (batch, 1). Frequencies with several axes need one more axis at the end.
+      frequencies: the frequencies by which the keys were rotated; see `rotary`.
+      head_axis: the axis of the heads; see `rotary`.
+      layout: the layout in which the keys were rotated.
+      part: the part of the features that was rotated.
 
     Returns:
-      The keys at their new positions, with their shape and dtype. Differentiable, as for `rotary`.
+      The keys at their new positions, with their shape and dtype. Differentiable, like `rotary`.
 
     Raises:
       TypeError: if keys are not a float array, or offset is not an integer or float32 array.
-      ValueError: if offset does not broadcast, or as `rotary`.
+      ValueError: if offset does not broadcast, or for the same reasons as in `rotary`.
+
+    Notes:
+      - The `attention_factor` of the frequencies is not applied again, because the keys already include it.
+      - Move keys once, from the positions at which they were written. Each move rounds to the dtype of the keys: in 16
+        bits, after a thousand moves by one position, slow pairs are off by several standard deviations. If keys must
+        move at every step, store them unrotated and rotate them when they are read.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2, equation 16; Xiao et al., "Efficient Streaming Language Models with

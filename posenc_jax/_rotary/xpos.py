@@ -55,17 +55,10 @@ def xpos(
 ) -> tuple[jax.Array, jax.Array]:
     r"""Rotary embedding with decay (xPos): the score of a query at $p$ and a key at $q$ shrinks as $p - q$ grows.
 
-    Pair $j$ of $n$ rotates as in `rotary`. It is then scaled by $\zeta_j^{(p - o)/b}$ in queries and by
-    $\zeta_j^{-(q - o)/b}$ in keys, where
+    Pair $j$ of $n$ is rotated as in `rotary`. In queries it is then multiplied by $\zeta_j^{(p - o)/b}$, and in keys by
+    $\zeta_j^{-(q - o)/b}$, where
 
     $$\zeta_j = \frac{j/n + \gamma}{1 + \gamma}$$
-
-    The product of both scales is $\zeta_j^{(p - q)/b}$: the origin $o$ cancels, so cached keys stay valid for all later
-    queries. xPos is meant for causal attention, $p \ge q$.
-
-    The scales fit into float32 for $|p - o| \le 88\,b/\ln(1/\zeta_0)$, by default within 36,000 positions of the
-    origin. Farther away, one of the two scales becomes infinite and the other becomes zero, so choose an origin near
-    the window that attends.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -77,30 +70,38 @@ def xpos(
       True
 
     Args:
-      query: floats of shape (..., seq, heads, head_dim).
-      key: floats with the same axes; its length and its number of heads may differ.
-      positions: positions of the queries, and of the keys too unless `key_positions` are given. As for `rotary`, but
-        with a single coordinate.
-      frequencies: as for `rotary`, but with a single axis. Features beyond their width are neither rotated nor scaled.
+      query: float array of shape (..., seq, heads, head_dim).
+      key: float array with the same axes; its length and its number of heads may differ.
+      positions: positions of the queries, and of the keys too unless `key_positions` are given. Integer or float32
+        array that broadcasts to (..., seq); `None` means 0, 1, 2, ….
+      frequencies: `Frequencies`, a width or a float array, with a single axis; see `rotary`. Features beyond the width
+        are neither rotated nor scaled.
       key_positions: positions of the keys.
-      origin: the position with scale 1, an integer or float32 scalar.
+      origin: $o$, the position at which the scale is 1, an integer or float32 scalar.
       scale_base: $b$, the number of positions over which pair $j$ decays by the factor $\zeta_j$.
       gamma: $\gamma$, positive. A smaller value gives a steeper decay.
-      layout: as for `rotary`.
-      head_axis: as for `rotary`.
+      layout: "half" or "interleaved"; see `rotary`.
+      head_axis: the axis of the heads; see `rotary`.
 
     Returns:
       The rotated and scaled query and key, with their shapes and dtypes. The scale has a relative error of at most
-      2e-5. Differentiable, as for `rotary`.
+      2e-5. Differentiable, like `rotary`.
 
     Raises:
-      TypeError: as for `rotary`, or if a setting is not a number.
-      ValueError: as for `rotary`, or if the frequencies have several axes, if scale_base or gamma is not positive, or
-        if together they give exponents beyond float32.
+      TypeError: if a setting is not a number, or for the same reasons as in `rotary`.
+      ValueError: if the frequencies have several axes, if scale_base or gamma is not positive, if together they give
+        exponents beyond float32, or for the same reasons as in `rotary`.
+
+    Notes:
+      - In a score, both scales multiply to $\zeta_j^{(p - q)/b}$. The origin cancels, so cached keys stay valid for all
+        later queries. xPos is for causal attention, $p \ge q$.
+      - The scales fit into float32 for $|p - o| \le 88\,b/\ln(1/\zeta_0)$: by default, within 36,000 positions of the
+        origin. Farther away, one of the two scales becomes infinite and the other becomes zero. For longer sequences,
+        choose an origin near the tokens that attend to each other.
 
     Reference:
       Sun et al., "A Length-Extrapolatable Transformer", 2023, section 2.2. The origin is fixed here; the authors' code
-      takes the middle of each call's sequence.
+      uses the middle of each call's sequence.
     """
     scale_base, gamma = _checked_decay(scale_base, gamma)
     queries = parse_rotary(query, positions, frequencies, layout, head_axis, name="query")

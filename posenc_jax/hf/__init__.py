@@ -1,11 +1,13 @@
-"""Converts a Hugging Face config.json to a plan of how each layer rotates its queries and keys, and back.
+"""Reads a Hugging Face config.json as a plan of how each layer rotates its queries and keys, and writes it back.
 
-`rotary_from_config` reads the language model, `vision_rotary_from_config` the vision tower, and `positions_from_tokens`
-where a multimodal model places images and videos among text. `frequencies_from_rope_parameters` needs no config.
-`diffusion_rotary_from_config` reads the transformer of a diffusion pipeline.
+- `rotary_from_config` reads the language model.
+- `vision_rotary_from_config` reads the vision tower.
+- `positions_from_tokens` computes the positions of text, images and videos in a multimodal model.
+- `diffusion_rotary_from_config` reads the transformer of a diffusion pipeline.
+- `frequencies_from_rope_parameters` needs no config.
 
-A config is read as its class in transformers or diffusers reads it, or refused with the reason. Tested against
-transformers 5.23.0 and 5.24.0 and diffusers 0.42.1, which need not be installed.
+A config is read as its class in transformers or diffusers reads it, or rejected with the reason. The functions are
+tested against transformers 5.23.0 and 5.24.0 and diffusers 0.42.1, which need not be installed.
 """
 
 from posenc_jax.hf._apply import HeadScale

@@ -33,9 +33,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class HeadScale:
-    r"""A learned factor of the queries of each head $h$ that grows with their position: $s_h \ln(p + 1) + b_h$.
-
-    Mistral Large 4 has one. It holds names, not arrays: pass the arrays as `parameters` of `RotaryPlan.rotate`.
+    r"""A learned factor of the queries of head $h$ that grows with their position: $s_h \ln(p + 1) + b_h$.
 
     Examples:
       >>> from posenc_jax.hf import HeadScale, RotaryLayer, RotaryPlan
@@ -45,9 +43,13 @@ class HeadScale:
       (('scaling.s', (64,)), ('scaling.b', (64,)))
 
     Args:
-      scale: the name of $s$, one number for each head.
-      bias: the name of $b$, one number for each head.
+      scale: the name of $s$, one number per head.
+      bias: the name of $b$, one number per head.
       num_heads: the number of heads.
+
+    Notes:
+      It holds names, not arrays. Pass the arrays to `RotaryPlan.rotate` as `parameters`. Mistral Large 4 has such a
+      factor.
     """
 
     scale: str

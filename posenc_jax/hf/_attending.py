@@ -1,4 +1,4 @@
-"""What a layer attends to, and the factors of its queries and scores, as code of transformers has them.
+"""What a layer attends to, and the factors of its queries and scores, as in the code of transformers.
 
 A config leaves to the code which layers have a window, what its number counts, and what stands in place of
 1/√head_dim. What neither says is None.

@@ -1,4 +1,4 @@
-"""A language model's config: the facts of its model_type, and the class's values for keys that it leaves out."""
+"""A language model's config: the facts of its model_type, and the default values of its class for missing keys."""
 
 from __future__ import annotations
 

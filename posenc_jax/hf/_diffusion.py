@@ -30,10 +30,10 @@ def diffusion_rotary_from_config(
     scale: tuple[float, float, float] | None = None,
     causal: bool | None = None,
 ) -> DiffusionPlan:
-    r"""How a diffusion transformer rotates its queries and keys, and where its text, images and videos stand.
+    r"""Reads how a diffusion transformer rotates its queries and keys, and where its text, images and videos are.
 
-    Each pair of features rotates by one coordinate of its token, such as frame, row or column, with the rotation $R$ of
-    `rotary`:
+    Each feature pair is rotated by one coordinate of its token, such as frame, row or column. With $R$ the rotation of
+    `rotary`,
 
     $$\text{score} \propto (R_{t, r, c}\, q) \cdot (R_{t', r', c'}\, k)$$
 
@@ -49,28 +49,29 @@ def diffusion_rotary_from_config(
 
     Args:
       config: the parsed transformer/config.json of a diffusers pipeline, or an object whose to_dict() returns one.
-      stream: which rotation, of a model with several: of LTX-2 "video" (the default), "audio", and "video_cross" and
-        "audio_cross" where one attends to the other; of Kandinsky "video" (the default) and "text", and in version 6
+      stream: which rotation to read, for models with several. LTX-2: "video" (the default), "audio", and "video_cross"
+        and "audio_cross" for attention between them. Kandinsky: "video" (the default) and "text", and in version 6
         "audio" and "audio_text".
-      scale: by how much Kandinsky 5 divides frame, row and column; it must be given for its video stream. In its
-        pipelines, (1, 1, 1) for images; for videos (1, 2, 2) where height and width are from 480 to 854 pixels, else
-        (1, 3.16, 3.16).
-      causal: for LTX-Video, where it must be given, whether the first token of time has one frame, as in the pipelines
-        of version 0.9.5 and later, `LTXConditionPipeline`, or eight, as in that of 0.9.0 and 0.9.1, `LTXPipeline`.
+      scale: the numbers by which Kandinsky 5 divides frame, row and column. It must be given for its video stream. Its
+        pipelines use (1, 1, 1) for images. For videos they use (1, 2, 2) if height and width are from 480 to 854
+        pixels, and (1, 3.16, 3.16) otherwise.
+      causal: for LTX-Video, where it must be given: whether the first token of time has one frame, as in the pipelines
+        of version 0.9.5 and later, `LTXConditionPipeline`, or eight, as in the pipeline of 0.9.0 and 0.9.1,
+        `LTXPipeline`.
 
     Returns:
-      DiffusionPlan: frequencies, layout, placement, …; `positions` gives the coordinates of the tokens of a sequence
-      from its sizes, and `rotate` applies them.
+      A DiffusionPlan with frequencies, layout, placement and so on. `positions` returns the coordinates of the tokens
+      of a sequence, given its sizes, and `rotate` applies them.
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if the class is not known or is refused, a key speaks of positions and its class does not take it, is
-        near the name of a missing one, or contradicts another, a value is outside its range, or stream, scale or causal
-        is missing or not taken.
+      ValueError: if the class is not known or not supported, or stream, scale or causal is missing or not accepted.
+      ValueError: if a key about positions is not read by the class, is a likely misspelling of a missing key, or
+        contradicts another, or a value is outside its range.
 
     Notes:
       - A config is read as diffusers' class of its `_class_name` reads it. Missing keys have the values of the class.
-      - Where coordinates are whole numbers, angles are exact. Diffusers computes them in float64 or float32.
+      - If coordinates are integers, angles are exact. diffusers computes them in float64 or float32.
 
     Reference:
       Hugging Face diffusers 0.42.1: the models' own modules, and their pipelines.
@@ -103,7 +104,7 @@ class DiffusionConfig(Values):
         given, _ = parse_config(config)
         self.class_name = name = str(given.get_required(NAME))
         require(name not in REFUSED, "{} {!r} is not read: {}", NAME, name, REFUSED.get(name))
-        message = "{} {!r} is not known: it must be that of a transformer of diffusers, in transformer/config.json"
+        message = "{} {!r} is not known: it must be a transformer of diffusers, in transformer/config.json"
         require(name in MODELS, message, NAME, name)
         defaults = FACTS["diffusion"][name]
         given.reject_unknown({*defaults, NAME}, name, speaks_of_positions)

@@ -1,4 +1,4 @@
-"""What the code of each diffusion transformer does that no config.json says, by its `_class_name`.
+"""What the code of each diffusion transformer does that no config.json contains, by its `_class_name`.
 
 `facts.json` has the keys of each class that concern positions, and its values for those that a config leaves out. By
 hand stays what no class says as a value, read from diffusers' `transformer_*.py` and from its pipelines.

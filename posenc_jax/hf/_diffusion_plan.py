@@ -27,10 +27,10 @@ from posenc_jax.hf._placements import COORDINATES, FLAT, PLACEMENTS, TIMED, Toke
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class DiffusionPlan:
-    r"""How a diffusion transformer rotates its queries and keys, and where it places its tokens.
+    """How a diffusion transformer rotates its queries and keys, and where its tokens are.
 
-    Immutable, hashable, static under `jax.jit`. It describes the attention that joins all tokens, which is the same in
-    all blocks.
+    Plans are immutable and hashable, so they are static under `jax.jit`. A plan describes the attention that joins all
+    tokens, which is the same in all blocks.
 
     Examples:
       >>> from posenc_jax.hf import diffusion_rotary_from_config
@@ -40,15 +40,15 @@ class DiffusionPlan:
 
     Args:
       frequencies: `Frequencies` with one axis per coordinate; of width 0 if they are learned (Mochi).
-      head_dim: the features that rotate together: those of a head, or of all heads where each head has frequencies of
-        its own (LTX).
-      layout: which features make a pair, as `rotary` takes it.
-      placement: how tokens are placed; a name of the table on the page of diffusion models.
+      head_dim: the number of features that are rotated together: the features of a head, or of all heads if each head
+        has its own frequencies (LTX).
+      layout: which features form a pair, "half" or "interleaved"; see `rotary`.
+      placement: how tokens are placed; a name from the table on the page of diffusion models.
       settings: the settings of the placement, as pairs of a name and a value.
-      text_first: whether text stands before images in the sequence that attends, or after them.
-      references: the number of reference images that the model takes at most.
-      slices: the number of slices of `head_dim` that rotate by themselves, so that the layout is that of a slice.
-      learned: the name of learned frequencies, (axes, heads, pairs), or None.
+      text_first: whether text comes before images in the sequence that attends, or after them.
+      references: the largest number of reference images that the model accepts.
+      slices: the number of slices of `head_dim` that are rotated separately; the layout then applies within a slice.
+      learned: the name of the learned frequencies, an array of shape (axes, heads, pairs), or None.
     """
 
     frequencies: Frequencies
@@ -95,7 +95,7 @@ class DiffusionPlan:
         references: Sequence[Sequence[int]] | None = None,
         rate: float | Fraction | None = None,
     ) -> jax.Array:
-        r"""The coordinates of every token of one sequence, in the order in which the model's attention joins them.
+        """The coordinates of every token of one sequence, in the order in which the model's attention joins them.
 
         Examples:
           >>> from posenc_jax.hf import diffusion_rotary_from_config
@@ -105,24 +105,24 @@ class DiffusionPlan:
 
         Args:
           shape: the sides of the image, (height, width), or of the video, (frames, height, width), in tokens, that is,
-            after the model makes patches of its latents. (length,) for text or audio alone.
-          text: the number of text tokens, padding that attends included. It must be given where text and image attend
-            to each other. Qwen-Image 2.1 with references takes a sequence: the number of text tokens before each image.
+            in patches of the latents; (length,) for text or audio alone.
+          text: the number of text tokens, including padding that attends. It must be given if text and image attend to
+            each other. For Qwen-Image 2.1 with references, a sequence: the number of text tokens before each image.
           references: the sides of each reference image, (height, width), in tokens; none by default. For a layered
             Qwen-Image, whose frames are the images of its output, the condition image; for Kandinsky 6, a clean frame.
           rate: frames per second. It must be given for LTX, and for videos of Cosmos, where 24 counts frames, as
             version 2.5 does. Rates such as 24,000/1,001 are exact as a float or as a `Fraction`.
 
         Returns:
-          An array of shape (tokens, axes), or (tokens,) for one axis: int32, or float32 if a coordinate is not a whole
-          number. Tokens that do not rotate are at 0 in all coordinates. Coordinates of LTX are whole numbers of
-          1/240,000 s and of pixels at all common rates, so that their angles are exact.
+          An array of shape (tokens, axes), or (tokens,) for one axis. It is int32, or float32 if a coordinate is not an
+          integer. Tokens that are not rotated are at 0 in all coordinates. Coordinates of LTX are integers in units of
+          1/240,000 s and of pixels, at all common rates, so that their angles are exact.
 
         Raises:
           TypeError: if a size is not an integer, or rate is not a number.
-          ValueError: if a size is missing that the model needs, or given to a model that does not take it; if shape
-            does not have the sides of the model, a side is below 1, there are too many references, text runs into the
-            image, or a coordinate is beyond int32.
+          ValueError: if a size is missing that the model needs, or is given to a model that does not accept it.
+          ValueError: if shape does not have the sides of the model, a side is below 1, there are too many references,
+            text runs into the image, or a coordinate is beyond int32.
 
         Reference:
           Hugging Face diffusers 0.42.1: the models' own modules, and their pipelines.
@@ -150,7 +150,7 @@ class DiffusionPlan:
         head_axis: int | tuple[int, ...] | None,
         parameters: Mapping[str, ArrayLike] | None = None,
     ) -> jax.Array:
-        r"""Rotates the queries or the keys of any layer as the model does.
+        """Rotates the queries or the keys of any layer as the model does.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -161,19 +161,20 @@ class DiffusionPlan:
           (1, 29, 24, 128)
 
         Args:
-          x: queries or keys, floats of shape (..., tokens, heads, head_dim). LTX rotates all heads as one: (...,
+          x: queries or keys, float array of shape (..., tokens, heads, head_dim). LTX rotates all heads as one: (...,
             tokens, heads · head_dim), with head_axis None.
-          positions: as `positions` gives them, (tokens, axes), or of a shape that broadcasts to (..., tokens, axes).
-          head_axis: as for `rotary`.
-          parameters: the learned frequencies by their name, for Mochi: {"pos_frequencies": (axes, heads, pairs)}.
+          positions: what `positions` returns, (tokens, axes), or an array that broadcasts to (..., tokens, axes).
+          head_axis: the axis of the heads; see `rotary`.
+          parameters: the learned frequencies by name, for Mochi: {"pos_frequencies": array of shape (axes, heads,
+            pairs)}.
 
         Returns:
           An array with the shape and dtype of x.
 
         Raises:
-          TypeError: if positions are None or parameters are not a mapping, or as `rotary`.
+          TypeError: if positions are None, parameters are not a mapping, or for the same reasons as in `rotary`.
           ValueError: if x does not have head_dim features, learned frequencies are missing, the model adds a table
-            instead of rotating, or as `rotary`.
+            instead of rotating, or for the same reasons as in `rotary`.
 
         Reference:
           Hugging Face diffusers 0.42.1: the attention of the models' own modules.

@@ -35,8 +35,8 @@ def positions_from_tokens(
 ) -> jax.Array:
     r"""Positions for M-RoPE from the token ids of a Hugging Face model: (time, row, column) of each token.
 
-    These are the positions of the model's own `get_rope_index` in transformers 5.23.0. A token $(t, y, x)$ of a grid
-    that starts at $s$ is at $(s + \tau_t, s + y, s + x)$; frame $t$ is at the time $\tau_t$.
+    They are the positions of the model's own `get_rope_index` in transformers 5.23.0. Token $(t, y, x)$ of an image or
+    video that starts at $s$ is at $(s + \tau_t, s + y, s + x)$, where $\tau_t$ is the time of frame $t$.
 
     Examples:
       >>> import numpy as np
@@ -48,36 +48,37 @@ def positions_from_tokens(
       [0, 1, 2, 52, 53, 54]
 
     Args:
-      config: a parsed config.json, or an object whose to_dict() returns one, of the whole model; for the talker of an
+      config: a parsed config.json of the whole model, or an object whose to_dict() returns one. For the talker of an
         Omni model, its talker_config, with a model_type.
-      tokens: concrete token ids, integers of shape (length,) or (batch, length). The model's processor writes them,
-        with a placeholder for each token of an image or a video.
-      image_grids: (time, height, width) of all images of the batch in their order, in patches before the model merges
-        them: the processor's `image_grid_thw`. For GLM-Image, those of the prompt alone.
-      video_grids: the same for videos: `video_grid_thw`.
-      video_seconds: the seconds from one step of each video's grid to the next, for Qwen2.5-VL (`second_per_grid_ts`)
-        and the Omni models (`video_second_per_grid`) alone.
-      mask: marks tokens, as for `positions_from_mask`, with the shape of `tokens`. Padding, on any side, is at 0.
+      tokens: concrete token ids, integer array of shape (length,) or (batch, length). The model's processor writes one
+        placeholder per token of an image or a video.
+      image_grids: (time, height, width) of every image of the batch, in order, in patches before the model merges them:
+        the processor's `image_grid_thw`. For GLM-Image, only images of the prompt.
+      video_grids: (time, height, width) of every video, likewise: `video_grid_thw`.
+      video_seconds: the seconds between consecutive steps of each video's grid, only for Qwen2.5-VL
+        (`second_per_grid_ts`) and the Omni models (`video_second_per_grid`).
+      mask: marks tokens, with the shape of `tokens`; see `positions_from_mask`. Padding, on any side, is at 0.
 
     Returns:
-      An array of shape (length, 3) or (batch, length, 3), for the plan of `rotary_from_config`. It is int32, but
-      float32 for Qwen3-Omni, whose frames may be between integers. The next text position of each row is
-      `positions.max((-2, -1)) + 1` in all three coordinates.
+      An array of shape (length, 3) or (batch, length, 3), for the plan of `rotary_from_config`. It is int32, or float32
+      for Qwen3-Omni, whose frames may be between integers.
 
     Raises:
-      TypeError: if config is not a mapping, tokens or mask are traced or of another dtype, or grids are not sequences
+      TypeError: if config is not a mapping, tokens or mask are traced or have a wrong dtype, or grids are not sequences
         of integers.
-      ValueError: if the model_type is not known or not read; if a run of placeholders does not have the tokens of its
-        grid, or a run has no grid or a grid no run; if video_seconds are missing or not read; if a grid does not divide
-        into tokens, or a position is beyond int32.
+      ValueError: if the model_type is not known or not supported.
+      ValueError: if the length of a run of placeholders does not match its grid, a run has no grid or a grid no run, a
+        grid does not divide into tokens, or a position is beyond int32.
+      ValueError: if video_seconds are missing, or given to a model that does not read them.
 
     Notes:
-      - The config and its model_type determine the ids of placeholders, the number of patches of a token, the times
-        $\tau_t$, whether a video is one run of placeholders or one for each frame, and the start of the text after a
-        grid: $s + \max(\text{height}, \text{width})$ ("side" of `pe.positions_from_tokens`), or in Qwen2.5-Omni and
-        Qwen3-Omni above all positions of the grid ("maximum").
-      - In the Omni models, audio counts like text. The tokens of audio inside a video are interleaved with those of its
-        frames; both count by themselves from the same start.
+      - The next text position of each row is `positions.max((-2, -1)) + 1` in all three coordinates.
+      - The config and its model_type determine the ids of placeholders, the number of patches per token, the times
+        $\tau_t$, and whether a video is one run of placeholders or one run per frame.
+      - The text after a grid starts at $s + \max(\text{height}, \text{width})$ ("side" in `pe.positions_from_tokens`).
+        In Qwen2.5-Omni and Qwen3-Omni it starts above all positions of the grid ("maximum").
+      - In the Omni models, audio is counted like text. Audio tokens inside a video are interleaved with the tokens of
+        its frames. Both count separately from the same start.
       - transformers 5.23.0 gives the talker of Qwen3-Omni no model_type: write "qwen3_omni_moe_talker".
 
     Reference:
@@ -103,7 +104,7 @@ def positions_from_tokens(
 def _model_of(config: Any) -> tuple[Values, Multimodal]:
     """The part of a config that has the placeholders, and the facts of its model_type."""
     config, name = parse_config(config)
-    require(name, "model_type is missing: it says how a model places images and videos")
+    require(name, "model_type is missing: it determines how a model places images and videos")
     if name in THINKERS:
         key, name = "thinker_config", THINKERS[name]
         config.get_required(key)

@@ -1,4 +1,4 @@
-"""How multimodal models of transformers place images and videos among text, by model_type.
+"""The positions of images and videos among text in multimodal models of transformers, by model_type.
 
 `facts.json` has the placeholders by default. By hand stays here what was read from the model's `get_rope_index` and its
 processor. A field is a fact that at least two model types share.

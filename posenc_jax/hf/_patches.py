@@ -1,4 +1,4 @@
-"""What a vision tower gives its patches: their order, their coordinates, and rows of a learned table."""
+"""The patches of a vision tower: their order, their coordinates, and their rows of a learned table."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ RESAMPLING: Any = {
 
 @dataclasses.dataclass(frozen=True)
 class PatchGrid:
-    r"""How a vision tower counts the patches of an image or video, and in which order it holds them.
+    r"""The order in which a vision tower stores the patches of an image or video, and their coordinates.
 
-    The patch in row $r$ and column $c$ is at $(r + o, c + o)$, or, on a grid of $h \times w$ patches with
-    `centres=True`, at $((2r + 1)/h - 1, (2c + 1)/w - 1)$.
+    The patch in row $r$ and column $c$ is at $(r + o, c + o)$. With `centres=True`, on a grid of $h \times w$ patches,
+    it is at $((2r + 1)/h - 1, (2c + 1)/w - 1)$.
 
     Examples:
       >>> from posenc_jax.hf import PatchGrid
@@ -52,18 +52,18 @@ class PatchGrid:
       (5, 0)
 
     Args:
-      merge: the side of squares whose patches follow each other; the squares go row by row. 1 if the patches do, 0 if
-        the side comes with each image.
-      window: the side, in such squares, of windows whose squares follow each other, or 0. Windows at the end of the
-        grid may be smaller.
-      leading: tokens before the patches. They do not rotate, so their coordinates are 0.
-      trailing: such tokens after the patches.
+      merge: the side of the squares of patches that are stored together; the squares are stored row by row. 1 means
+        that patches are stored row by row. 0 means that the side is given per image.
+      window: the side, in such squares, of the windows whose squares are stored together, or 0. Windows at the end of
+        the grid may be smaller.
+      leading: the number of tokens before the patches. They are not rotated: their coordinates are 0.
+      trailing: the number of tokens after the patches. They are not rotated either.
       offset: $o$.
       centres: whether coordinates are centres of patches, from -1 to 1.
-      timed: whether the frame is a coordinate, the first. Its offset is $o$ too.
-      frames: whether a grid may have several frames. If not `timed`, they repeat the same coordinates.
-      shapes: the grids, (height, width), that the tower takes; empty if it takes any.
-      inside: the side of the windows if a layer's positions are those within a window, or 0.
+      timed: whether the frame is a coordinate, the first one. Its offset is $o$ too.
+      frames: whether a grid may have several frames. If not `timed`, all frames have the same coordinates.
+      shapes: the grids, (height, width), that the tower accepts; empty if it accepts any.
+      inside: the side of the windows if the positions of a layer count within a window, or 0.
     """
 
     merge: int = 1
@@ -110,7 +110,7 @@ def patch_positions(grid: PatchGrid, shape: Any) -> jax.Array:
 
 def table_rows(method: TowerTable, grid: PatchGrid, table: Any, shape: Any) -> jax.Array:
     """The rows of a learned table of an image's or video's patches, (patches, dim), in the tower's order."""
-    require(method not in ("none", "unknown"), "table must be left out, because that of the plan is {!r}", method)
+    require(method not in ("none", "unknown"), "table must be left out, because the table of the plan is {!r}", method)
     axes = ("2", "positions", "dim") if method == "by_coordinate" else ("rows", "columns", "dim")
     table = checks.floats("table", table, axes)
     frames, *size = _parse_shape(grid, shape)

@@ -1,4 +1,4 @@
-"""Where each diffusion transformer places the tokens of text, images and videos.
+"""The positions of text, images and videos in each diffusion transformer.
 
 A placement is a function from the sizes of a sequence to its tokens, in the order in which the model's attention joins
 them. Its parameters are the sizes that the model needs, then the settings of its plan. The docstring says the positions

@@ -44,7 +44,7 @@ class QueryScale:
       coefficient: $c$.
       period: $n$, an integer of at least 1.
       offset: $o$, an integer from 0 to below the period.
-      variant: which of the three.
+      variant: "steps", "log" or "power".
     """
 
     coefficient: float
@@ -63,7 +63,7 @@ class QueryScale:
 
     @public
     def __call__(self, positions: ArrayLike) -> jax.Array:
-        """The factor, float32, for positions of at least 0, of any shape."""
+        """Returns the factor, a float32 array, for positions of any shape that are at least 0."""
         return _query_scale(checks.array("positions", positions), self)
 
 
@@ -79,7 +79,7 @@ def _query_scale(positions: jax.Array, scale: QueryScale) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class RotaryLayer:
-    r"""How one layer rotates.
+    r"""How one layer rotates its queries and keys, and what else the config says about its attention.
 
     Examples:
       >>> import posenc_jax as pe
@@ -89,18 +89,20 @@ class RotaryLayer:
 
     Args:
       frequencies: `Frequencies` of an even width; of width 0 for a layer without positions.
-      head_dim: the number of features of a query or key; `rotary_dim` of them rotate.
-      query_scale: a factor of the queries by position, or None.
-      settings: the rope settings, complete and sorted, for `plan_to_config` to write.
-      learned_log_factor: the name of a learned parameter $\alpha$, a number for each pair, whose frequency is
-        $\omega_i e^{\alpha_i}$; None if frequencies are not learned.
-      kind: the layer type, as transformers names it: "full_attention", "sliding_attention", "conv" and so on. It and
-        the next three are None where they are not known, and `rotate` does not apply them.
-      window: (left, right), as `posenc_jax.attention` takes it, with causal=True in a decoder, whose window bounds the
-        left alone; (None, None) without a window.
-      chunk: the number of tokens of the chunks within which a layer attends (Llama 4), which are no window.
-      score_scale: the factor of the scores, softmax_scale included: the `scale` of `posenc_jax.attention` for queries
-        rotated with `scaled=False`.
+      head_dim: the number of features of a query or key, of which `rotary_dim` are rotated.
+      query_scale: the factor of the queries that depends on their position, or None.
+      settings: the complete rope settings, sorted, for `plan_to_config` to write.
+      learned_log_factor: the name of a learned parameter $\alpha$, one number per feature pair, which makes the
+        frequency $\omega_i e^{\alpha_i}$. None if frequencies are not learned.
+      kind: the layer type, as transformers names it: "full_attention", "sliding_attention", "conv" and so on.
+      window: (left, right), as in `posenc_jax.attention`; (None, None) without a window. In a decoder, use it with
+        causal=True, because the window bounds only the left.
+      chunk: the number of tokens per chunk, for layers that attend within chunks (Llama 4). Chunks are not a window.
+      score_scale: the factor of the scores, softmax_scale included. Pass it as `scale` of `posenc_jax.attention`, for
+        queries rotated with `scaled=False`.
+
+    Notes:
+      kind, window, chunk and score_scale are None if they are not known. `rotate` does not apply them.
     """
 
     frequencies: Frequencies
@@ -135,14 +137,14 @@ class RotaryLayer:
 
     @property
     def rotary_dim(self) -> int:
-        """The number of features that rotate."""
+        """The number of features that are rotated."""
         return self.frequencies.dim
 
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class RotaryPlan:
-    r"""How a model rotates its queries and keys: immutable, hashable, static under `jax.jit`.
+    r"""How a model rotates its queries and keys. Plans are immutable and hashable, so they are static under `jax.jit`.
 
     Examples:
       >>> from posenc_jax.hf import rotary_from_config
@@ -152,14 +154,14 @@ class RotaryPlan:
       Frequencies(dim=16, angular=1 … 0.000316228)
 
     Args:
-      layers: one for each layer of the model.
-      layout: which features make a pair, as `rotary` takes it.
-      part: which features are rotated, as `rotary` takes it: "last" for latent attention, which stores the
-        features without positions first.
-      softmax_scale: a factor of the scores, on top of $1/\sqrt{\text{head\_dim}}$ or the model's own.
-      length: the length for which the spectra were chosen; None if they do not depend on it.
-      indexer: the plan of the indexer's own queries and keys, where sparse attention has an indexer.
-      rotates_values: whether values rotate as keys do, and outputs of attention rotate back (DeepSeek-V4).
+      layers: one `RotaryLayer` per layer of the model.
+      layout: which features form a pair, "half" or "interleaved"; see `rotary`.
+      part: which features are rotated, "first" or "last"; see `rotary`. "last" is for latent attention, which stores
+        the features without positions first.
+      softmax_scale: a factor of the scores, in addition to $1/\sqrt{\text{head\_dim}}$ or the model's own scale.
+      length: the length for which the spectra were chosen. None if they do not depend on the length.
+      indexer: the plan for the queries and keys of the indexer, if the model has sparse attention with an indexer.
+      rotates_values: whether values are rotated like keys, and outputs of attention are rotated back (DeepSeek-V4).
     """
 
     layers: tuple[RotaryLayer, ...]
@@ -183,7 +185,7 @@ class RotaryPlan:
         checks.flag("rotates_values", self.rotates_values)
 
     def __str__(self) -> str:
-        """A table, a row for each group of equal layers; notebooks show it too."""
+        """A table with one row per group of equal layers. Notebooks show it too."""
         return text_of(self)
 
     def _repr_html_(self) -> str:
@@ -191,10 +193,11 @@ class RotaryPlan:
 
     @property
     def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The names and the shapes of the learned parameters that `rotate` needs. An indexer has its own.
+        """The names and shapes of the learned parameters that `rotate` needs.
 
-        Names are those of the checkpoint, with `{layer}` in place of the layer's index: `name.format(layer=3)` is the
-        name in the fourth layer. For an indexer, a checkpoint has only the layers that have one.
+        Names are the names in the checkpoint, with `{layer}` instead of the layer's index: `name.format(layer=3)` is
+        the name in the fourth layer. The plan of an indexer has its own parameters. A checkpoint has them only for the
+        layers that have an indexer.
         """
         return tuple(dict.fromkeys(item for layer in self.layers for item in shapes_of(layer).items()))
 
@@ -212,11 +215,11 @@ class RotaryPlan:
     ) -> jax.Array:
         r"""Rotates queries, keys, values or outputs of one layer as the model does, and scales its queries.
 
-        With the rotation $R$ of the layer, a query $q$ at position $p$ becomes
+        With $R$ the rotation of the layer, a key $k$ at position $p$ becomes $R_p k$, and a query $q$ becomes
 
-        $$\text{softmax\_scale} \cdot \text{query\_scale}(p)\, R_p q$$
+        $$\text{softmax\_scale} \cdot \text{query\_scale}(p)\, R_p q,$$
 
-        and a key $k$ becomes $R_p k$. The factor softmax_scale comes with `scaled=True`.
+        where softmax_scale is applied only with `scaled=True`.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -228,34 +231,37 @@ class RotaryPlan:
           [False, False, False, True]
 
         Args:
-          x: queries or keys, floats of shape (..., seq, heads, head_dim), where head_dim is that of the layer; or only
-            their features that rotate. Values and outputs that rotate have that shape too.
-          layer: the index of the layer, from 0; traced, as in a scan over the layers, it selects the layer at run time.
-          positions: as for `rotary`; at least 0 if a layer scales its queries.
-          head_axis: as for `rotary`.
-          role: "query", "key", "value" or "output". It must be given if a layer of the plan scales its queries, if
-            values rotate, or with `scaled=True`.
-          scaled: whether queries are multiplied by softmax_scale; False if your attention multiplies the scores by it.
-            If softmax_scale is not 1, it must be given for queries and for x without a role.
+          x: queries or keys, float array of shape (..., seq, heads, head_dim), with the head_dim of the layer; or only
+            the features that are rotated. Values and outputs that are rotated have the same shape.
+          layer: the index of the layer, from 0. A traced index, as in a scan over the layers, selects the layer at run
+            time.
+          positions: see `rotary`; at least 0 if a layer scales its queries.
+          head_axis: the axis of the heads; see `rotary`.
+          role: what x is: "query", "key", "value" or "output". It must be given if a layer of the plan scales its
+            queries, if values are rotated, or with `scaled=True`.
+          scaled: whether queries are multiplied by softmax_scale. Pass False if your attention multiplies the scores by
+            it. If softmax_scale is not 1, it must be given for queries and for x without a role.
           parameters: the learned arrays of this layer, by the names of `plan.parameters`. An array with one number per
             head must fit the heads of x. Keys need only the parameters of the frequencies.
 
         Returns:
           An array with the shape and dtype of x, rounded once. Differentiable in x, in float positions and in
-          parameters. NaN if a traced layer is outside the layers; NaN or infinite where a traced position is below 0
-          and the layer scales its queries.
+          parameters. It is NaN if a traced layer is out of range, and NaN or infinite where a traced position is below
+          0 and the layer scales its queries.
 
         Raises:
-          TypeError: if layer is not an integer, parameters are not a mapping of names to float arrays, or as `rotary`.
-          ValueError: if layer is outside the layers, x does not have the width of the layer, role or scaled is missing,
-            role is not one of the four, a parameter is missing or has another shape, head_axis is None where each head
-            has its own scale, layer is traced and the layers differ in head_dim, or as `rotary`.
+          TypeError: if layer is not an integer, parameters are not a mapping of names to float arrays, or for the same
+            reasons as in `rotary`.
+          ValueError: if layer is out of range, or is traced while the layers differ in head_dim.
+          ValueError: if role or scaled is missing, or role is not one of the four.
+          ValueError: if x does not have the width of the layer, a parameter is missing or has another shape, head_axis
+            is None where each head has its own scale, or for the same reasons as in `rotary`.
 
         Notes:
           - A layer without positions does not rotate x.
-          - Where values rotate (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of a
-            query at position $p$ becomes $R_{-p}\, o$, so that only the value's distance from the query matters. Both
-            have the amplitude of the frequencies. In all other models, values and outputs are returned unchanged.
+          - If values are rotated (`rotates_values`), a value $v$ at position $p$ becomes $R_p v$, and the output $o$ of
+            a query at position $p$ becomes $R_{-p}\, o$, so that only the distance between value and query matters.
+            Both have the amplitude of the frequencies. In all other models, values and outputs are returned unchanged.
 
         Reference:
           Hugging Face transformers 5.23.0: the attention of the models' own modules.
@@ -276,7 +282,7 @@ class RotaryPlan:
         head_axis: int | tuple[int, ...] | None,
         parameters: Mapping[str, ArrayLike] | None = None,
     ) -> jax.Array:
-        r"""Moves rotated keys of one layer by an offset, as `posenc_jax.shift_keys`; values, where they rotate, too.
+        """Moves rotated keys (and rotated values) of one layer by an offset; see `posenc_jax.shift_keys`.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -289,18 +295,19 @@ class RotaryPlan:
           True
 
         Args:
-          keys: keys that `rotate` has rotated, of a shape that it takes.
-          layer: as for `rotate`. A layer without positions moves nothing.
-          offset: as for `posenc_jax.shift_keys`.
-          head_axis: as for `rotate`.
-          parameters: as for `rotate`.
+          keys: keys rotated by `rotate`, float array of shape (..., seq, heads, head_dim), or only the features that
+            are rotated.
+          layer: the index of the layer; see `rotate`. In a layer without positions, keys are returned unchanged.
+          offset: integers or float32; see `posenc_jax.shift_keys`.
+          head_axis: the axis of the heads; see `rotate`.
+          parameters: the learned arrays of this layer; see `rotate`.
 
         Returns:
           The keys at their new positions, with their shape and dtype.
 
         Raises:
-          TypeError: as `rotate`.
-          ValueError: as `rotate`.
+          TypeError: for the same reasons as in `rotate`.
+          ValueError: for the same reasons as in `rotate`.
         """
         require_type(offset is not None, "offset", checks.POSITIONS.text, offset)
         return _apply.rotate(self, keys, layer, offset, head_axis, parameters, moves=True)

@@ -31,9 +31,9 @@ from posenc_jax.hf._values import Json, Values, agreed_value
 
 @public
 def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int | None = None) -> RotaryPlan:
-    r"""How the language model of a Hugging Face config rotates its queries and keys, layer by layer.
+    r"""Reads how the language model of a Hugging Face config rotates its queries and keys, layer by layer.
 
-    For a query $q$ at position $p$ and a key $k$ at position $p'$, with the rotation $R$ of `rotary`,
+    For a query $q$ at position $p$ and a key $k$ at position $p'$, with $R$ the rotation of `rotary`,
 
     $$\text{score} = \frac{\text{softmax\_scale}}{\sqrt{\text{head\_dim}}}\,
         \text{query\_scale}(p)\, (R_p q) \cdot (R_{p'} k)$$
@@ -48,34 +48,35 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
       ('half', 'first', Frequencies(dim=128, angular=0.125 … 3.06893e-07))
 
     Args:
-      config: a parsed config.json, or an object whose to_dict() returns one; in that of a multimodal model, text_config
-        is read.
-      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given for a
-        config without a model_type, unless that has `rope_interleave`.
+      config: a parsed config.json, or an object whose to_dict() returns one. In the config of a multimodal model,
+        text_config is read.
+      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given if the
+        config has neither a model_type nor `rope_interleave`.
       length: the length, prompt and answer together, of the longest sequence. It must be given for the rope types
         "dynamic" and "longrope", whose frequencies depend on it. Use one length for the lifetime of a KV cache.
 
     Returns:
-      RotaryPlan: layers (frequencies, head_dim, query_scale, window, …), layout, part, softmax_scale; `rotate` applies
-        it, and `print` shows it as a table.
+      A RotaryPlan with layers (frequencies, head_dim, query_scale, window, …), layout, part and softmax_scale. `rotate`
+      applies the plan, and `print` shows it as a table.
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, misspelled, not used or contradicts another, a value is outside its range,
-        length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
+      ValueError: if a key is missing, misspelled, not used or contradicts another, or a value is outside its range.
+      ValueError: if length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
 
     Notes:
-      - A config is read as transformers' class of its model_type reads it, or refused with the reason. For some 260
-        model types, the library knows what transformers keeps in code: the values of missing keys, the layout, the
+      - A config is read as transformers' class of its model_type reads it, or rejected with the reason. For some 260
+        model types, the library knows what transformers defines in code: the values of missing keys, the layout, the
         layers without positions.
-      - The settings are those of `rope_parameters`, or of the older `rope_scaling`, `rope_theta`, `rotary_pct` and so
-        on, for all layers or for each layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3,
-        proportional; with `mrope_section`, positions have several coordinates.
-      - A key that speaks of positions (rope, rotary, theta, …) and that the class does not take is rejected, and so are
-        a likely misspelling of a key that is missing, and two keys that contradict each other. Other keys are ignored.
-      - A missing key whose default differs between releases is rejected if `transformers_version` names no release.
-      - The order in which rotated features are stored does not change the scores if queries and keys share it:
-        transformers sorts the interleaved pairs of DeepSeek's latent attention into halves.
+      - The settings are in `rope_parameters`, or in the older `rope_scaling`, `rope_theta`, `rotary_pct` and so on, for
+        all layers or per layer type. Rope types: default, linear, dynamic, yarn, longrope (su), llama3, proportional.
+        With `mrope_section`, positions have several coordinates.
+      - Keys about positions (rope, rotary, theta, …) that the class does not read are rejected. So are likely
+        misspellings of a missing key, and two keys that contradict each other. Other keys are ignored.
+      - If the default of a missing key differs between releases, the config is rejected unless `transformers_version`
+        names the release.
+      - Queries and keys may store their rotated features in any order, as long as both use the same order. transformers
+        reorders the interleaved pairs of DeepSeek's latent attention into halves, which does not change the scores.
 
     Reference:
       Hugging Face transformers 5.24.0: modeling_rope_utils.py, configuration_utils.py and the models' own modules.

@@ -1,4 +1,4 @@
-"""What one type or family alone does or spells, rewritten in the keys that `plan_to_config` writes.
+"""Settings that a single model type or family has, rewritten in the keys that `plan_to_config` writes.
 
 A rewriter changes some keys of a config; the others are read as in every config. Its docstring says what is special:
 the site's table of model types shows it. Those of the keys for bases, scalings and shares stand here, those of the keys

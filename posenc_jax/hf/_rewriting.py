@@ -1,4 +1,4 @@
-"""What rewriters work on, and those of the keys about layers and heads.
+"""The values that rewriters change, and the rewriters of keys about layers and heads.
 
 A rewriter takes keys out of a config, checks them and puts others in: how many layers there are, of which types, which
 of them rotate, how wide their heads are.

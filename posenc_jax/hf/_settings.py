@@ -48,7 +48,7 @@ def settings_by_type(config: Config, settings: Values, types: list[str]) -> dict
     message = "the layer types {} of {} are not known"
     require(not unknown, message, sorted(unknown), config.spelling("layer_types", "layers_block_type"))
     if is_nested:
-        message = "{} must hold one set of settings, not those of layer types, got {!r:.60}"
+        message = "{} must hold one set of settings, not one per layer type, got {!r:.60}"
         is_read = model.nested is not False and not (model.bases and name == RAW[0])
         require(is_read, message, name, values)  # transformers ignores them, or fails
         return _nested(config, settings, types)

@@ -24,12 +24,11 @@ def frequencies_from_rope_parameters(
     length: int | None = None,
     axes: bool = True,
 ) -> Frequencies:
-    r"""The spectrum of one set of rope settings, as `rotary_from_config` reads it, where no config is at hand.
+    r"""The spectrum of one set of rope settings, for code that has `rope_parameters` but no config.
 
     $$\omega_i = \text{base}^{-2i/d},$$
 
-    scaled by the rope type, with $d$ = head_dim, or its share `partial_rotary_factor`. For serving code, which keeps
-    these three values and else has a branch for each rope type. Cached by value, so a layer may call it each time.
+    scaled according to the rope type, where $d$ is head_dim times `partial_rotary_factor`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -46,23 +45,26 @@ def frequencies_from_rope_parameters(
     Args:
       head_dim: the number of features of a query or key.
       base: the base, `rope_theta`. The settings may repeat it.
-      rope_parameters: the settings, or those of the older `rope_scaling`: a mapping of the values that JSON has. None
-        or empty for the rope type "default". Types that need the length of the model ("dynamic") take it as
-        `max_position_embeddings` in the mapping.
-      length: as for `rotary_from_config`.
-      axes: whether `mrope_section` gives pairs different coordinates. False for text alone, whose tokens have equal
-        coordinates: positions are then (..., seq), not (..., seq, 3), and the rotation is the same.
+      rope_parameters: the settings, also in the form of the older `rope_scaling`: a mapping of JSON values. None or an
+        empty mapping means the rope type "default". For types that need the length of the model ("dynamic"), the
+        mapping must contain `max_position_embeddings`.
+      length: the length of the longest sequence, for "dynamic" and "longrope"; see `rotary_from_config`.
+      axes: whether `mrope_section` gives pairs different coordinates. Pass False for text alone, whose tokens have
+        equal coordinates: positions then have shape (..., seq) instead of (..., seq, 3), and the rotation is the same.
 
     Returns:
-      Frequencies: of width head_dim, or fewer features where a part rotates, with the amplitude.
+      Frequencies of width head_dim, or of a smaller width if only a part is rotated. They include the amplitude.
 
     Raises:
-      TypeError: if an argument or a setting does not have the type that it must have.
+      TypeError: if an argument or a setting has the wrong type.
       ValueError: if a setting is missing, unknown, unused or outside its range, its rope_theta is not the base, or
         length is needed and not given.
 
     Notes:
-      A spectrum does not say the layout, nor the factor of the scores that `mscale_all_dim` asks for: a plan does.
+      - The settings are read as by `rotary_from_config`. Serving code that keeps these three arguments needs no branch
+        per rope type. Results are cached by value, so a layer may call the function each time.
+      - A spectrum contains neither the layout nor the factor of the scores that `mscale_all_dim` sets. A plan contains
+        both.
 
     Reference:
       Hugging Face transformers 5.23.0, modeling_rope_utils.py.
@@ -71,7 +73,7 @@ def frequencies_from_rope_parameters(
     length = None if length is None else checks.positive_int("length", length)
     settings = parse_mapping("rope_parameters", {} if rope_parameters is None else rope_parameters)
     is_one_set = not any(isinstance(value, Mapping) for value in settings.values())
-    require(is_one_set, "rope_parameters must be one set of settings, not those of layer types, got {!r:.60}", settings)
+    require(is_one_set, "rope_parameters must be one set of settings, not one per layer type, got {!r:.60}", settings)
     text = json.dumps(dict(settings), default=_parse_array)  # hashable, and tells 1, 1.0 and true apart
     return _read(head_dim, base, text, length, checks.flag("axes", axes))
 

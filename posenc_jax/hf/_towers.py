@@ -1,4 +1,4 @@
-"""A vision tower's config: the facts of its model_type, and the class's values for keys that it leaves out.
+"""A vision tower's config: the facts of its model_type, and the default values of its class for missing keys.
 
 `facts.json` has what a release of transformers says itself: sizes, bases, rope settings, keys and their names. By hand
 stays here what no class says, read from the tower's `modeling_*.py`, and keys of files that its class does not take.

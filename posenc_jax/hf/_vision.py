@@ -21,10 +21,10 @@ from posenc_jax.hf._vision_plan import VisionPlan
 
 @public
 def vision_rotary_from_config(config: Any) -> VisionPlan:
-    r"""How the vision tower of a Hugging Face config rotates its queries and keys, and where its patches are.
+    r"""Reads how the vision tower of a Hugging Face config rotates its queries and keys, and where its patches are.
 
-    Each pair of features rotates by one coordinate of its patch, row, column or frame, with the rotation $R$ of
-    `rotary`:
+    Each feature pair is rotated by one coordinate of its patch: row, column or frame. With $R$ the rotation of
+    `rotary`,
 
     $$\text{score} \propto (R_{r, c}\, q) \cdot (R_{r', c'}\, k)$$
 
@@ -40,27 +40,27 @@ def vision_rotary_from_config(config: Any) -> VisionPlan:
       (1, 15, 16, 64)
 
     Args:
-      config: a parsed config.json, or an object whose to_dict() returns one: of a tower, or of a model with a
+      config: a parsed config.json, or an object whose to_dict() returns one, of a tower or of a model with a
         vision_config.
 
     Returns:
-      VisionPlan: layers, layout, grids, table. `positions` gives the coordinates of a grid of patches, `rotate` applies
-      them, and `table_rows` resizes the learned table of the tower as its code does.
+      A VisionPlan with layers, layout, grids and table. `positions` returns the coordinates of a grid of patches,
+      `rotate` applies them, and `table_rows` resizes the learned table of the tower as its code does.
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key speaks of positions and its class does not take it, is near the name of a missing one, or
-        contradicts another, a value is outside its range, or the tower is not known, does not rotate, or rotates in a
-        way that a plan cannot express.
+      ValueError: if a key about positions is not read by the class, is a likely misspelling of a missing key, or
+        contradicts another, or a value is outside its range.
+      ValueError: if the tower is not known, does not rotate, or rotates in a way that a plan cannot express.
 
     Notes:
-      - For 38 model types the library knows what transformers keeps in code: which coordinate rotates which pair, the
-        layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a learned
-        table is resized. Missing sizes and rope settings have the values of the class; of keys that it does not take,
-        it ignores those that speak of no positions, and so does this.
-      - SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models; to read the tower of
+      - For 38 model types, the library knows what transformers defines in code: which coordinate rotates which pair,
+        the layout, the offset or scale of coordinates, the order of the patches, the tokens beside them, and how a
+        learned table is resized. Missing sizes and rope settings have the values of the class. Keys that are not about
+        positions are ignored if the class does not read them.
+      - SAM 2, SAM 3's tracker and EdgeTAM rotate in the memory attention of their video models. To read the tower of
         SAM 3's tracker, pass its vision_config.
-      - The plan is for inference: DINOv3 also draws random shifts and scales of its coordinates in training.
+      - The plan is for inference. In training, DINOv3 also draws random shifts and scales of its coordinates.
 
     Reference:
       Hugging Face transformers 5.24.0: vision_utils.py and the towers' own modules.

@@ -1,4 +1,4 @@
-"""The plan of a vision tower: how its layers rotate, where its patches are, and how its learned table is resized."""
+"""The plan of a vision tower: how its layers rotate, where its patches are, and how its table is resized."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posenc_jax.hf._plan import RotaryPlan
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class VisionPlan(RotaryPlan):
-    r"""How a vision tower rotates its queries and keys: a `RotaryPlan` that knows where the patches are.
+    """How a vision tower rotates its queries and keys: a `RotaryPlan` with the positions of the patches.
 
     Examples:
       >>> from posenc_jax.hf import vision_rotary_from_config
@@ -32,22 +32,30 @@ class VisionPlan(RotaryPlan):
       (64, 'half', 1, True)
 
     Args:
-      layers: as in `RotaryPlan`; their frequencies have one axis for each coordinate of a patch.
-      layout: as in `RotaryPlan`.
-      part: as in `RotaryPlan`.
-      softmax_scale: as in `RotaryPlan`.
-      length: as in `RotaryPlan`.
-      indexer: as in `RotaryPlan`.
-      rotates_values: as in `RotaryPlan`.
-      grids: how the patches are counted, for each layer.
-      slices: the number of slices of a head that rotate by themselves, each by one coordinate, so that the layout is
-        that of a slice; 1 for the whole head. Gemma 4 rotates half of a head by the column, and half by the row.
-      table: how the learned table that the tower adds to its patches becomes one of another grid. "none" if the tower
-        has none, and "unknown" if this plan does not say. Resized by PyTorch's `interpolate` or `grid_sample` with
-        half-pixel centres: "linear"; "torch_cubic"; "linear_zeros_exchanged", with zeros outside the table and to
-        (width, height), whose rows the patches then take in their order, row by row (Muse). Resized with aligned
-        corners: "linear_aligned" (Qwen3-VL). Not resized: "tiled", repeated (SAM 3); "by_coordinate", a row for the
-        column plus one for the row (Gemma 4); "fixed", for one grid (Llama 4).
+      layers: one `RotaryLayer` per layer, whose frequencies have one axis per coordinate of a patch.
+      layout: which features form a pair; see `RotaryPlan`.
+      part: see `RotaryPlan`.
+      softmax_scale: see `RotaryPlan`.
+      length: see `RotaryPlan`.
+      indexer: see `RotaryPlan`.
+      rotates_values: see `RotaryPlan`.
+      grids: how patches are ordered and counted, one `PatchGrid` per layer.
+      slices: the number of slices of a head that are rotated separately, each by one coordinate; the layout then
+        applies within a slice. 1 means the whole head. Gemma 4 rotates half of a head by the column, and half by the
+        row.
+      table: how the tower's learned table is fitted to another grid, as below.
+
+    Notes:
+      The values of table:
+
+      - "none": the tower has no table. "unknown": this plan does not say.
+      - "linear" and "torch_cubic": resized as by PyTorch's `interpolate` or `grid_sample` with half-pixel centres.
+      - "linear_zeros_exchanged": resized with zeros outside the table and to (width, height). The patches then take its
+        rows in order, row by row (Muse).
+      - "linear_aligned": resized with aligned corners (Qwen3-VL).
+      - "tiled": repeated, not resized (SAM 3).
+      - "by_coordinate": one row for the column plus one for the row (Gemma 4).
+      - "fixed": for one grid only (Llama 4).
     """
 
     grids: tuple[PatchGrid, ...] = ()
@@ -70,9 +78,9 @@ class VisionPlan(RotaryPlan):
     @property
     @public
     def resampling(self) -> dict[str, Any] | None:
-        """The settings with which `resize_table` resizes the tower's table; None if the tower has no table.
+        """The settings with which `resize_table` resizes the tower's table. None if the tower has no table.
 
-        Raises a `ValueError` if the plan does not know it, or if the tower does something else: see `table_rows`.
+        Raises a `ValueError` if the plan does not know them, or if `resize_table` alone cannot do it: see `table_rows`.
         """
         if self.table == "none":
             return None
@@ -82,7 +90,7 @@ class VisionPlan(RotaryPlan):
 
     @public
     def table_rows(self, table: ArrayLike, shape: Sequence[int]) -> jax.Array:
-        r"""The rows of the learned table that the tower adds to the patches of one image or video.
+        """The rows of the learned table that the tower adds to the patches of one image or video.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -96,18 +104,19 @@ class VisionPlan(RotaryPlan):
           [0.0, 1.0, 10.0, 11.0, 2.0, 3.0, 12.0, 13.0]
 
         Args:
-          table: floats of shape (rows, columns, dim), without rows of class tokens. For Gemma 4, as its checkpoint has
-            it: (2, positions, dim), the first half for columns.
-          shape: as for `positions`.
+          table: float array of shape (rows, columns, dim), without rows for class tokens. For Gemma 4, as in its
+            checkpoint: (2, positions, dim), columns first.
+          shape: (height, width) or (time, height, width), in patches; see `positions`.
 
         Returns:
-          An array of shape (patches, dim) and the dtype of the table, in the order of `positions`, without tokens that
-          are no patches. Frames repeat the same rows: the sinusoid that Kimi K2.5 adds for the frame is not in them.
+          An array of shape (patches, dim) and the dtype of the table, in the order of `positions`, without rows for
+          class or register tokens. Frames repeat the same rows. The sinusoid that Kimi K2.5 adds per frame is not
+          included.
 
         Raises:
           TypeError: if table is not a float array, or shape is not a sequence of integers.
-          ValueError: if the plan does not know what the tower does with a table, the tower has none, the table does not
-            have these axes, or the tower does not take the shape.
+          ValueError: if the plan does not know how the tower uses a table, the tower has none, the table does not have
+            these axes, or the tower does not accept the shape.
 
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
@@ -116,9 +125,7 @@ class VisionPlan(RotaryPlan):
 
     @public
     def positions(self, shape: Sequence[int], layer: int | None = None, *, merge_size: int | None = None) -> jax.Array:
-        r"""The coordinates of the tokens of one image or video, in the order of the tower.
-
-        Concatenate those of several images that share a sequence.
+        """The coordinates of the tokens of one image or video, in the order of the tower.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -132,21 +139,25 @@ class VisionPlan(RotaryPlan):
           (8, 2, 32)
 
         Args:
-          shape: (height, width) or (time, height, width), in patches, before the tower merges any.
-          layer: the layer of the tokens. It must be given where layers differ: those of SAM 3 attend within windows
-            or to the whole grid, and the last ones of EoMT have queries before the class token.
-          merge_size: for VideoLLaMA 3, whose processor gives it with each image: 1 for an image, 2 for a video.
+          shape: (height, width) or (time, height, width), in patches before the tower merges them.
+          layer: the index of the layer. It must be given if layers differ: layers of SAM 3 attend within windows or to
+            the whole grid, and the last layers of EoMT have queries before the class token.
+          merge_size: for VideoLLaMA 3, whose processor returns it with each image: 1 for an image, 2 for a video.
 
         Returns:
-          An array of shape (tokens, axes): (row, column), or (time, row, column) where time rotates pairs. It is int32,
-          or float32 where coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and do not
-          rotate. For a layer that attends within windows, it has the tokens of one window.
+          An array of shape (tokens, axes). Its axes are (row, column), or (time, row, column) if time rotates pairs. It
+          is int32, or float32 if coordinates are centres of patches (DINOv3). Class and register tokens are at 0 and
+          are not rotated. For a layer that attends within windows, the array holds the tokens of one window.
 
         Raises:
           TypeError: if shape is not a sequence of integers, or layer or merge_size is not an integer.
-          ValueError: if shape does not have two or three sides, or has sides that the tower cannot merge or does not
-            take; if layer is missing where layers differ, or outside them; if merge_size is missing, or given to
-            another tower.
+          ValueError: if shape does not have two or three sides, or the tower cannot merge its sides or does not accept
+            them.
+          ValueError: if layer is missing where layers differ, or is out of range.
+          ValueError: if merge_size is missing, or given to another tower.
+
+        Notes:
+          If several images share a sequence, concatenate their positions.
 
         Reference:
           Hugging Face transformers 5.23.0: vision_utils.py and the towers' own modules.
@@ -178,7 +189,7 @@ class VisionPlan(RotaryPlan):
         scaled: bool | None = None,
         parameters: Mapping[str, ArrayLike] | None = None,
     ) -> jax.Array:
-        r"""Rotates the queries or the keys of one layer as the tower does.
+        """Rotates the queries or the keys of one layer as the tower does.
 
         Examples:
           >>> import jax.numpy as jnp
@@ -189,21 +200,21 @@ class VisionPlan(RotaryPlan):
           (2, 15, 4, 64)
 
         Args:
-          x: queries or keys, floats of shape (..., tokens, heads, head_dim). EfficientLoFTR rotates all heads as one:
-            (..., tokens, hidden_size), with head_axis None.
-          layer: as for `RotaryPlan.rotate`.
-          positions: as `positions` gives them, (tokens, axes), or of a shape that broadcasts to (..., tokens, axes).
-          head_axis: as for `rotary`.
-          role: as for `RotaryPlan.rotate`; no tower needs it.
-          scaled: as for `RotaryPlan.rotate`; no tower needs it.
-          parameters: as for `RotaryPlan.rotate`; no tower needs them.
+          x: queries or keys, float array of shape (..., tokens, heads, head_dim). EfficientLoFTR rotates all heads as
+            one: (..., tokens, hidden_size), with head_axis None.
+          layer: the index of the layer; see `RotaryPlan.rotate`.
+          positions: what `positions` returns, (tokens, axes), or an array that broadcasts to (..., tokens, axes).
+          head_axis: the axis of the heads; see `rotary`.
+          role: see `RotaryPlan.rotate`; no tower needs it.
+          scaled: see `RotaryPlan.rotate`; no tower needs it.
+          parameters: see `RotaryPlan.rotate`; no tower needs them.
 
         Returns:
           An array with the shape and dtype of x.
 
         Raises:
-          TypeError: as `RotaryPlan.rotate`.
-          ValueError: as `RotaryPlan.rotate`, or if positions are None.
+          TypeError: for the same reasons as in `RotaryPlan.rotate`.
+          ValueError: if positions are None, or for the same reasons as in `RotaryPlan.rotate`.
 
         Reference:
           Hugging Face transformers 5.23.0: the attention of the towers' own modules.
@@ -216,6 +227,6 @@ class VisionPlan(RotaryPlan):
 
     @public
     def shift_keys(self, keys: ArrayLike, layer: int | jax.Array, offset: ArrayLike, **options: Any) -> jax.Array:
-        """`RotaryPlan.shift_keys`, which raises where each slice of a head has a coordinate of its own."""
+        """See `RotaryPlan.shift_keys`. Raises a `ValueError` if slices of a head are rotated separately."""
         require(self.slices == 1, "slices must be 1 to move keys, got {}: rotate them at other positions", self.slices)
         return super().shift_keys(keys, layer, offset, **options)

@@ -13,9 +13,9 @@ from posenc_jax.hf._read import rotary_from_config
 
 @public
 def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
-    """The keys of a config.json, in today's spelling, that read back as the same plan.
+    """Writes a plan as the keys of a config.json, in the spelling of transformers 5.
 
-    `rotary_from_config(plan_to_config(plan), length=plan.length) == plan`.
+    Reading them returns the same plan: `rotary_from_config(plan_to_config(plan), length=plan.length) == plan`.
 
     Examples:
       >>> from posenc_jax.hf import plan_to_config, rotary_from_config
@@ -25,20 +25,20 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
       {'partial_rotary_factor': 0.25, 'rope_theta': 5000.0, 'rope_type': 'default'}
 
     Args:
-      plan: as `rotary_from_config` made it.
+      plan: a RotaryPlan from `rotary_from_config`.
 
     Returns:
-      A dict that json can write: rope_parameters, num_hidden_layers, head_dim or qk_nope_head_dim and
-      qk_rope_head_dim, and the other keys that the plan needs.
+      A dict that json can write: rope_parameters, num_hidden_layers, head_dim or qk_nope_head_dim and qk_rope_head_dim,
+      and the other keys that the plan needs.
 
     Raises:
       TypeError: if plan is not a RotaryPlan.
-      ValueError: if no config gives this plan, as is true of some that were made or changed by hand.
+      ValueError: if no config gives this plan, which may happen for plans made or changed by hand.
 
     Notes:
-      The keys leave nothing to defaults and contain no model_type. `rope_interleave` is the layout. Where layers
-      differ, their `layer_types` are rope_0, rope_1, …, one for each set of settings, and no_rope for layers without
-      positions. `per_layer_config` holds the kinds, windows and scales that are known.
+      The keys rely on no defaults and contain no model_type. `rope_interleave` is the layout. If layers differ, their
+      `layer_types` are rope_0, rope_1, …, one per set of settings, and no_rope for layers without positions.
+      `per_layer_config` holds the kinds, windows and scales that are known.
 
     Reference:
       Hugging Face transformers 5.23.0, modeling_rope_utils.py, RopeParameters.
@@ -56,7 +56,7 @@ def plan_to_config(plan: RotaryPlan) -> dict[str, Any]:
         scale = plan.indexer.layers[0].query_scale
         config |= {"indexer_query_scale": dataclasses.asdict(scale)} if scale else {}
     same = rotary_from_config(config, length=plan.length) == plan
-    require(same, "plan must be one that rotary_from_config made: no config says this one")
+    require(same, "plan must be one that rotary_from_config made: no config gives this one")
     return config
 
 

@@ -1,4 +1,4 @@
-"""Flax Linen modules: the same settings as in `posenc_jax.nnx`, and the same numbers."""
+"""Flax Linen modules, with the same settings and the same results as the modules of `posenc_jax.nnx`."""
 
 from posenc_jax._flax.masks import SegmentMask
 from posenc_jax.linen._attention import positional_attention

@@ -1,4 +1,4 @@
-"""Flax NNX modules: each holds settings and parameters, and calls one function of the library."""
+"""Flax NNX modules. Each holds settings and parameters, and calls one function of the library."""
 
 from posenc_jax._flax.masks import SegmentMask
 from posenc_jax.nnx._attention import positional_attention

@@ -66,9 +66,9 @@ def positional_attention(
     num_axes: int | None = None,
     bias_positions: PositionKind = "input",
 ) -> PositionalAttention:
-    r"""An `attention_fn` for `nnx.MultiHeadAttention`: any rotary embedding and any biases.
+    r"""An `attention_fn` for `nnx.MultiHeadAttention`, with any rotary embedding and any biases.
 
-    The score of a query at position $p$ and a key at $t$, with $R$ the rotation of `posenc_jax.rotary`, is
+    With $R$ the rotation of `posenc_jax.rotary`, the score of a query at position $p$ and a key at $t$ is
 
     $$(R_p q) \cdot (R_t k) / \sqrt{\text{head\_dim}} + \text{bias}(p, t) + \text{content\_bias}(p, t, q, k)$$
 
@@ -97,43 +97,45 @@ def positional_attention(
       True
 
     Args:
-      rotation: the width that rotates, even and at most head_dim; `Frequencies` of it; `RotaryEncoding` or `PoPE` with
-        head_axis -2; or a function of (query, key, query_positions, key_positions) that returns both. None: none.
-      bias: a function of (query_positions, key_positions) that returns floats (..., heads, queries, keys), as a module
-        of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
-      content_bias: a function of (query_positions, key_positions, query, key) that returns floats of the same shape:
-        `ContentBias`, or a module of your own.
-      attention: `posenc_jax.attention`, with options bound by `functools.partial`, for linear memory; None for Flax's
+      rotation: a width, even and at most head_dim; `Frequencies`; a `RotaryEncoding` or `PoPE` with head_axis -2; or a
+        function of (query, key, query_positions, key_positions) that returns both rotated. None means no rotation.
+      bias: a function of (query_positions, key_positions) that returns floats of shape (..., heads, queries, keys),
+        such as a module of `posenc_jax.nnx` or `functools.partial(pe.alibi, heads=8)`.
+      content_bias: a function of (query_positions, key_positions, query, key) that returns the same shape, such as
+        `ContentBias`.
+      attention: `posenc_jax.attention`, with options bound by `functools.partial`, for linear memory. None means Flax's
         `dot_product_attention`.
-      layout: as for `posenc_jax.rotary`, for a width or `Frequencies`.
-      part: likewise.
-      num_axes: the coordinates of a position; None for those of the frequencies, or 1.
-      bias_positions: what biases get: "input" for the positions of the call, "index" for 0, 1, 2, ….
+      layout: "half" or "interleaved", for a width or `Frequencies`; see `posenc_jax.rotary`.
+      part: "first" or "last", for a width or `Frequencies`; see `posenc_jax.rotary`.
+      num_axes: coordinates per position. None means the axes of the frequencies, or 1.
+      bias_positions: what biases get: "input", the positions of the call, or "index", 0, 1, 2, ….
 
     Returns:
-      The attention_fn, a module whose only parameters are those of rotation and biases. They become the layer's; layers
+      The attention_fn, a module with the parameters of rotation and biases. They become parameters of the layer. Layers
       that are given the same module share them.
 
     Raises:
-      TypeError: if rotation, bias, content_bias or attention is of the wrong type.
-      ValueError: if a setting is unknown, nothing is given, or attention binds an argument of the attention_fn. When
-        called: if positions are missing, not one per token, or concrete and restart under a causal mask alone; if a
-        function returns another shape; or if attention cannot take an argument.
+      TypeError: if rotation, bias, content_bias or attention has the wrong type.
+      ValueError: if a setting is unknown, nothing is given, or attention binds an argument of the attention_fn.
+      ValueError: when called, if positions are missing, not one per token, or concrete and restart under a causal mask
+        alone; if a function returns another shape; or if attention does not support an argument.
 
     Notes:
-      The attention_fn takes the arguments of `nnx.dot_product_attention`, whose bias is added to these, a `SegmentMask`
-      as mask, and one position for each query or key. `input_positions` are for the inputs, queries and keys alike;
-      `nnx.MultiHeadAttention` passes them on (since Flax 0.12.9). `key_positions` are for other keys, as in
-      cross-attention. With neither, both count from 0. If queries and keys differ in number, give both, except in a
-      step of a layer with `decode=True`, whose keys are Flax's cache.
+      The attention_fn takes the arguments of `nnx.dot_product_attention`. It adds that function's bias to these biases,
+      accepts a `SegmentMask` as mask, and takes two more arguments:
 
-      content_bias gets query and key neither rotated nor scaled.
+      - `input_positions`, for the layer's inputs, queries and keys alike. `nnx.MultiHeadAttention` passes them on
+        (since Flax 0.12.9).
+      - `key_positions`, for other keys, as in cross-attention.
+
+      Without them, positions count from 0. If queries and keys differ in number, give both, except in a step of a layer
+      with `decode=True`, whose keys are Flax's cache. content_bias gets query and key neither rotated nor scaled.
 
     See Also:
-      The guide to Flax models; Masks and packing.
+      The guides to Flax models and to masks.
 
     Reference:
-      Su et al., "RoFormer", 2021, section 3.2.2, equation 16, for the rotation.
+      Su et al., "RoFormer", 2021, section 3.2.2, equation 16.
     """
     modules = PoPE, RotaryEncoding
     settings, function = PositionalSettings.parse(rotation, layout, part, num_axes, bias_positions, *modules)

@@ -23,7 +23,7 @@ from posenc_jax._jax.errors import callback, public
 
 
 class ALiBi(nnx.Module):
-    r"""ALiBi's bias $-m_h\,|i - j|$ with the paper's slopes, `posenc_jax.alibi`; it has no parameters and no state.
+    r"""ALiBi's bias $-m_h\,|i - j|$ with the paper's slopes; see `posenc_jax.alibi`. It has no parameters and no state.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -32,11 +32,11 @@ class ALiBi(nnx.Module):
       (8, 5, 7)
 
     Args:
-      num_heads: number of heads.
+      num_heads: the number of heads.
 
     Raises:
       TypeError: if num_heads is not an integer.
-      ValueError: if it is not positive.
+      ValueError: if num_heads is not positive.
 
     Reference:
       Press et al., "Train Short, Test Long", 2022, section 3.
@@ -47,12 +47,12 @@ class ALiBi(nnx.Module):
         self.num_heads = checks.positive_int("num_heads", num_heads)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
-        """Float32 (..., heads, queries, keys)."""
+        """Returns the bias, a float32 array of shape (..., heads, queries, keys)."""
         return alibi(query_positions, key_positions, self.num_heads)
 
 
 class T5Bias(nnx.Module):
-    r"""T5's learned bias for each bucket of distances, `posenc_jax.t5`; the layers of T5 share one.
+    """T5's bias, one learned value per head and bucket of distances; see `posenc_jax.t5`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -61,8 +61,8 @@ class T5Bias(nnx.Module):
       >>> T5Bias(8, rngs=nnx.Rngs(0))(jnp.arange(5), jnp.arange(7)).shape
       (8, 5, 7)
 
-      In a scanned stack, a module made inside a layer has one table for each layer. For one shared table, make the
-      module outside, call it once, and broadcast the bias to the layers:
+      The layers of T5 share one table. In a scanned stack, a module made inside a layer has one table per layer. For a
+      shared table, make the module outside, call it once, and pass the bias to all layers:
 
       >>> import copy, functools
       >>> class Block(nnx.Module):
@@ -81,18 +81,19 @@ class T5Bias(nnx.Module):
       (1, 5, 16)
 
     Args:
-      num_heads: number of heads.
-      num_buckets: rows of the table, for both directions together.
-      max_distance: as for `posenc_jax.t5`.
-      bidirectional: as for `posenc_jax.t5`; `False` in T5's decoder.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table (num_buckets, num_heads); T5X's by default.
+      num_heads: the number of heads.
+      num_buckets: the number of rows of the table, for both directions together.
+      max_distance: the distance from which all keys share the last bucket.
+      bidirectional: whether keys after the query have buckets of their own; `False` in T5's decoder. See
+        `posenc_jax.t5`.
+      param_dtype: the dtype of the table.
+      embedding_init: the initializer of the table, of shape (num_buckets, num_heads); T5X's by default.
       embedding_metadata: metadata of the parameter, such as its sharding.
-      rngs: source of the initial values.
+      rngs: the random number generators for the initial values.
 
     Raises:
       TypeError: if a number is not an integer or bidirectional is not a bool.
-      ValueError: if a number is not positive. When called: as `posenc_jax.t5`.
+      ValueError: if a number is not positive. When called: for the same reasons as in `posenc_jax.t5`.
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -121,18 +122,15 @@ class T5Bias(nnx.Module):
         self.embedding = nnx.Param(value, **embedding_metadata)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
-        """Float32 (..., heads, queries, keys)."""
+        """Returns the bias, a float32 array of shape (..., heads, queries, keys)."""
         options = {"bidirectional": self.bidirectional, "max_distance": self.max_distance}
         return t5(query_positions, key_positions, self.embedding[...], **options)
 
 
 class KERPLE(nnx.Module):
-    r"""Either variant of KERPLE, `posenc_jax.kerple_log` or `posenc_jax.kerple_power`, with learned parameters.
+    r"""KERPLE's bias with learned parameters; see `posenc_jax.kerple_log` and `posenc_jax.kerple_power`.
 
-    $$-r_1 \ln(1 + r_2\,|i - j|) \qquad \text{or} \qquad -r_1\,|i - j|^{r_2}$$
-
-    The parameters `free_r1` and `free_r2` are unconstrained. `jax.nn.softplus` maps them to $r_1$ and to the
-    logarithm's $r_2$, 2 · `jax.nn.sigmoid` to the exponent $r_2$, so the kernel stays conditionally positive definite.
+    $$-r_1 \ln(1 + r_2\,|i - j|) \text{ (log)} \qquad \text{or} \qquad -r_1\,|i - j|^{r_2} \text{ (power)}$$
 
     Examples:
       >>> import jax.numpy as jnp
@@ -142,18 +140,24 @@ class KERPLE(nnx.Module):
       (8, 5, 7)
 
     Args:
-      num_heads: number of heads.
+      num_heads: the number of heads.
       variant: "log" or "power".
-      param_dtype: dtype of the parameters.
-      r1_init: initialiser of `free_r1` (num_heads,). By default, as in the authors' code, $r_1$ is uniform from 0 to 2
-        (log) or 1 (power).
-      r2_init: initialiser of `free_r2` (num_heads,). By default $r_2$ is uniform from 0 to 1 (log) or 2 (power).
+      param_dtype: the dtype of the parameters.
+      r1_init: the initializer of `free_r1`, of shape (num_heads,). By default, as in the authors' code, $r_1$ is
+        uniform from 0 to 2 (log) or from 0 to 1 (power).
+      r2_init: the initializer of `free_r2`, of shape (num_heads,). By default, $r_2$ is uniform from 0 to 1 (log) or
+        from 0 to 2 (power).
       metadata: metadata of both parameters, such as their sharding.
-      rngs: source of the initial values.
+      rngs: the random number generators for the initial values.
 
     Raises:
       TypeError: if num_heads is not an integer.
-      ValueError: if it is not positive or variant is unknown.
+      ValueError: if num_heads is not positive or variant is unknown.
+
+    Notes:
+      The parameters `free_r1` and `free_r2` are unconstrained. $r_1$ is `jax.nn.softplus` of `free_r1`. $r_2$ is
+      `jax.nn.softplus` of `free_r2` (log), or 2 · `jax.nn.sigmoid` of it (power). The kernel therefore stays
+      conditionally positive definite.
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -183,17 +187,13 @@ class KERPLE(nnx.Module):
         self.free_r1, self.free_r2 = nnx.Param(r1, **metadata), nnx.Param(r2, **metadata)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
-        """Float32 (..., heads, queries, keys)."""
+        """Returns the bias, a float32 array of shape (..., heads, queries, keys)."""
         r1, r2 = self.free_r1[...], self.free_r2[...]
         return calls.unconstrained_kerple(self.variant, query_positions, key_positions, r1, r2)
 
 
 class FIRE(nnx.Module):
-    r"""FIRE, a learned function of the relative distance, `posenc_jax.fire`, with learned $c$ and threshold $L$.
-
-    In place of these two, the module learns unconstrained numbers: $c$ is `jax.nn.softplus` of `free_c`, and $L$ is its
-    initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that one step size
-    suits both.
+    r"""FIRE, a learned function of the relative distance, with learned $c$ and threshold $L$; see `posenc_jax.fire`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -203,23 +203,29 @@ class FIRE(nnx.Module):
       (8, 5, 7)
 
     Args:
-      num_heads: number of heads.
-      hidden: number of hidden units.
-      c: initial value of $c$.
-      threshold: initial value of $L$.
-      param_dtype: dtype of all parameters.
-      kernel_init: initialiser of the weights, of shapes (1, hidden) and (hidden, num_heads); uniform within
-        $\pm 1/\sqrt{\text{fan in}}$ by default, as in the authors' listing.
-      bias_init: initialiser of the biases, (hidden,) and (num_heads,); uniform within ±1 by default, as the hidden
-        biases are in the listing: from 0, half of the hidden units would never learn. The biases of the heads do not
-        change the attention weights.
+      num_heads: the number of heads.
+      hidden: the number of hidden units.
+      c: the initial value of $c$.
+      threshold: the initial value of $L$.
+      param_dtype: the dtype of all parameters.
+      kernel_init: the initializer of the weights, of shapes (1, hidden) and (hidden, num_heads). By default uniform
+        within $\pm 1/\sqrt{\text{fan in}}$, as in the authors' listing.
+      bias_init: the initializer of the biases, of shapes (hidden,) and (num_heads,). By default uniform within ±1, as
+        the hidden biases are in the listing.
       kernel_metadata: metadata of the weights, such as their sharding.
       bias_metadata: metadata of the biases.
-      rngs: source of the initial values.
+      rngs: the random number generators for the initial values.
 
     Raises:
       TypeError: if a size is not an integer, or c or threshold is not a number.
       ValueError: if one of these is not positive.
+
+    Notes:
+      - Instead of $c$ and $L$, the module learns unconstrained parameters. $c$ is `jax.nn.softplus` of `free_c`. $L$ is
+        its initial value times `jax.nn.softplus` of `free_multiplier`, a factor that begins at 1, so that one step size
+        suits both.
+      - If the hidden biases started at 0, half of the hidden units would never learn. The biases of the heads do not
+        change the attention weights.
 
     Reference:
       Li et al., "Functional Interpolation for Relative Positions Improves Long Context Transformers", 2024, section 3
@@ -256,14 +262,14 @@ class FIRE(nnx.Module):
         self.free_multiplier = nnx.Param(jnp.asarray(initializers.inverse_softplus(1.0), param_dtype))
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
-        """Float32 (..., heads, queries, keys)."""
+        """Returns the bias, a float32 array of shape (..., heads, queries, keys)."""
         mlp = self.kernel1[...], self.bias1[...], self.kernel2[...], self.bias2[...]
         learned = self.free_c[...], self.free_multiplier[...]
         return calls.unconstrained_fire(query_positions, key_positions, mlp, *learned, self.threshold)
 
 
 class RelativePositionBias(nnx.Module):
-    r"""The bias of vision transformers, a learned value for each offset, `posenc_jax.relative_position_bias`.
+    """The bias of vision transformers, one learned value per head and offset; see `posenc_jax.relative_position_bias`.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -286,25 +292,26 @@ class RelativePositionBias(nnx.Module):
 
     Args:
       window: the sides of the grid: (7, 7) in Swin, (frames, height, width) for video, (length,) for a sequence.
-      num_heads: number of heads.
-      class_token: whether tokens outside the grid have a bias of their own: the argument `prefix` of
+      num_heads: the number of heads.
+      class_token: whether tokens outside the grid, such as a class token, have their own biases: `prefix` in
         `posenc_jax.relative_position_bias`.
-      symmetric: as for `posenc_jax.relative_position_bias`.
+      symmetric: whether the table is indexed by distances instead of offsets, as in LeViT.
       flat: whether positions are indices of tokens, (..., queries), as `positional_attention` and
-        `posenc_jax.attention` give them to a bias: a class token first, if there is one, then the grid row by row.
-      out_of_range: as for `posenc_jax.relative_position_bias`.
-      param_dtype: dtype of the parameters.
-      embedding_init: initialiser of the table (2·side − 1 for each side of the window, num_heads), or of (side, …,
-        num_heads) if symmetric; normal with deviation 0.02 by default, as in Swin.
-      prefix_init: initialiser of the rows for tokens outside the grid, (3, num_heads); as embedding_init by default.
+        `posenc_jax.attention` pass to a bias. A class token comes first, if there is one, then the grid row by row.
+      out_of_range: "error", "nan" or "zeros" for offsets beyond the table; see `posenc_jax.relative_position_bias`.
+      param_dtype: the dtype of the parameters.
+      embedding_init: the initializer of the table, of shape (2·side − 1 per side of the window, num_heads), or (side,
+        …, num_heads) if symmetric. By default normal with standard deviation 0.02, as in Swin.
+      prefix_init: the initializer of the biases of tokens outside the grid, of shape (3, num_heads). It has the same
+        default.
       embedding_metadata: metadata of the table, such as its sharding.
-      prefix_metadata: metadata of the rows for tokens outside the grid.
-      rngs: source of the initial values.
+      prefix_metadata: metadata of the biases of tokens outside the grid.
+      rngs: the random number generators for the initial values.
 
     Raises:
-      TypeError: if window is not a sequence of integers, num_heads is not an integer, or class_token, symmetric or
-        flat is not a bool.
-      ValueError: if a number is not positive or out_of_range is unknown. When called: as
+      TypeError: if window is not a sequence of integers, num_heads is not an integer, or class_token, symmetric or flat
+        is not a bool.
+      ValueError: if a number is not positive or out_of_range is unknown. When called: for the same reasons as in
         `posenc_jax.relative_position_bias`.
 
     Reference:
@@ -342,13 +349,13 @@ class RelativePositionBias(nnx.Module):
         self.prefix = None if prefix is None else nnx.Param(prefix, **prefix_metadata)
 
     def __call__(self, query_positions: ArrayLike, key_positions: ArrayLike) -> jax.Array:
-        """Float32 (..., heads, queries, keys)."""
+        """Returns the bias, a float32 array of shape (..., heads, queries, keys)."""
         prefix = None if self.prefix is None else self.prefix[...]
         return calls.relative_bias(self, query_positions, key_positions, self.embedding[...], prefix)
 
 
 class ContentBias(nnx.Module):
-    r"""The product of a token and a learned vector for each offset, `posenc_jax.content_bias`, times a scale.
+    r"""The product of a token and one learned vector per offset, times a scale; see `posenc_jax.content_bias`.
 
     $$s \, q_i \cdot t_{i - j - f} \qquad \text{or} \qquad s \, k_j \cdot t_{i - j - f}$$
 
@@ -370,25 +377,25 @@ class ContentBias(nnx.Module):
       (33, 8)
 
     Args:
-      num_rows: number of rows of the table $t$.
-      head_dim: features of a head.
-      source: the tokens whose vectors are multiplied, "query" or "key". The others are not read.
-      scale: $s$: head_dim ** -0.5 where the model adds the term inside the scale of the scores, as Shaw's does, and 1.0
-        where it adds the term after it, as ViTDet does.
-      num_heads: number of heads if each has its own table; None: all share one.
-      first: as for `posenc_jax.content_bias`.
-      max_distance: as for `posenc_jax.content_bias`.
-      out_of_range: as for `posenc_jax.content_bias`.
-      param_dtype: dtype of the table.
-      embedding_init: initialiser of the table, (num_rows, head_dim) or (num_rows, num_heads, head_dim);
-        normal with deviation 0.02 by default.
+      num_rows: the number of rows of the table $t$.
+      head_dim: the number of features of a head.
+      source: the tokens to multiply, "query" or "key". The other tokens are not read.
+      scale: $s$. head_dim ** -0.5 if the model adds the term before it scales the scores, as Shaw's does; 1.0 if it
+        adds the term afterwards, as ViTDet does.
+      num_heads: the number of heads, if each head has its own table. None means that all heads share one table.
+      first: $f$, the offset of the first row; see `posenc_jax.content_bias`.
+      max_distance: DeBERTa's `max_relative_positions`; see `posenc_jax.content_bias`.
+      out_of_range: "error", "nan", "zeros" or "nearest" for offsets without a row; see `posenc_jax.content_bias`.
+      param_dtype: the dtype of the table.
+      embedding_init: the initializer of the table, of shape (num_rows, head_dim) or (num_rows, num_heads, head_dim). By
+        default normal with standard deviation 0.02.
       embedding_metadata: metadata of the table, such as its sharding.
-      rngs: source of the initial values.
+      rngs: the random number generators for the initial values.
 
     Raises:
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
       ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
-        rows, first, max_distance or out_of_range. When called: as `posenc_jax.content_bias`.
+        rows, first, max_distance or out_of_range. When called: for the same reasons as in `posenc_jax.content_bias`.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.
@@ -431,5 +438,5 @@ class ContentBias(nnx.Module):
     def __call__(
         self, query_positions: ArrayLike, key_positions: ArrayLike, query: ArrayLike, key: ArrayLike
     ) -> jax.Array:
-        """Float32 (..., heads, queries, keys), of query (..., queries, heads, head_dim) and key likewise."""
+        """Returns the bias (..., heads, queries, keys) in float32, for query and key (..., length, heads, head_dim)."""
         return calls.scaled_content_bias(self, query_positions, key_positions, query, key, self.embedding[...])

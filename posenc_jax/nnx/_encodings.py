@@ -25,7 +25,7 @@ from posenc_jax._rotary.rotary import rotary
 
 
 class SinusoidalEncoding(nnx.Module):
-    r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$; it has no parameters and no state.
+    r"""Adds the sinusoidal encoding to embeddings, $\text{scale} \cdot x + PE$. It has no parameters and no state.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -38,13 +38,13 @@ class SinusoidalEncoding(nnx.Module):
 
     Args:
       frequencies: the width d_model, or `Frequencies` of that width.
-      layout: as for `posenc_jax.sinusoidal`.
+      layout: "interleaved" or "half"; see `posenc_jax.sinusoidal`.
       scale: a Python number that multiplies x; $\sqrt{d_{model}}$ in the original Transformer.
 
     Raises:
-      TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.add_sinusoidal`) or scale is not
-        a number.
-      ValueError: as `posenc_jax.sinusoidal`.
+      TypeError: if frequencies is an array, or scale is not a number. For learned frequencies, call
+        `posenc_jax.add_sinusoidal`.
+      ValueError: for the same reasons as in `posenc_jax.sinusoidal`.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -57,12 +57,12 @@ class SinusoidalEncoding(nnx.Module):
         self.frequencies, self.layout, self.scale = settings.parse_sinusoidal_settings(frequencies, layout, scale)
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
-        """`add_sinusoidal` of x, (..., seq, d_model), with these settings."""
+        """Returns `add_sinusoidal` of x, (..., seq, d_model), with these settings."""
         return add_sinusoidal(x, positions, self.frequencies, layout=self.layout, scale=self.scale)
 
     @public
     def table(self, length: int, dtype: Any = jnp.float32) -> jax.Array:
-        """The encodings of positions 0 to length − 1, shape (length, d_model)."""
+        """The encodings of positions 0 to length − 1, an array of shape (length, d_model)."""
         return calls.sinusoidal_table(length, self.frequencies, self.layout, dtype)
 
 
@@ -78,14 +78,15 @@ class LearnedEncoding(nnx.Module):
       (2, 5, 8)
 
     Args:
-      num_embeddings: length of the table.
-      features: width of the table, d_model.
-      param_dtype: dtype of the table; the result has the dtype of x.
-      embedding_init: initialiser of the table; normal with deviation 0.02 by default, as in BERT (GPT-2: 0.01).
-      out_of_range: as for `posenc_jax.learned`.
+      num_embeddings: the length of the table.
+      features: the width of the table, d_model.
+      param_dtype: the dtype of the table. The result has the dtype of x.
+      embedding_init: the initializer of the table. By default normal with standard deviation 0.02, as in BERT (GPT-2:
+        0.01).
+      out_of_range: "error", "nan" or "zeros" for positions outside the table; see `posenc_jax.learned`.
       scale: a Python number that multiplies x.
       embedding_metadata: metadata of the parameter, such as its sharding.
-      rngs: source of the initial values.
+      rngs: the random number generators for the initial values.
 
     Raises:
       TypeError: if a size is not an integer or scale is not a number.
@@ -120,19 +121,15 @@ class LearnedEncoding(nnx.Module):
         self.embedding = nnx.Param(value, **embedding_metadata)
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
-        """`add_learned` of x, (..., seq, d_model), with this table and these settings."""
+        """Returns `add_learned` of x, (..., seq, d_model), with this table and these settings."""
         return add_learned(x, self.embedding[...], positions, scale=self.scale, out_of_range=self.out_of_range)
 
 
 class RotaryEncoding(nnx.Module):
-    r"""Rotates queries or keys by their positions, `posenc_jax.rotary`; it has no parameters and no state.
-
-    With `head_axis=None` it can replace `flax.nnx.RoPE`, as in
-    `nnx.dot_product_attention_with_rope(query, key, value, rope=RotaryEncoding(head_dim, head_axis=None))`. There
-    Flax 0.12.12 raises if `input_positions` are given, for its own RoPE too; `positional_attention` takes them.
+    """Rotates queries or keys according to position; see `posenc_jax.rotary`. It has no parameters and no state.
 
     Examples:
-      A cache of rotated keys, prefilled and then extended, is bitwise equal to rotating the whole sequence.
+      A cache of rotated keys, first prefilled and then extended, is bitwise equal to rotating the whole sequence:
 
       >>> import jax, jax.numpy as jnp
       >>> from posenc_jax.nnx import RotaryEncoding
@@ -149,16 +146,22 @@ class RotaryEncoding(nnx.Module):
       True
 
     Args:
-      frequencies: the width that rotates, or `Frequencies` of that width; even and at most head_dim.
-      layout: as for `posenc_jax.rotary`.
-      head_axis: as for `posenc_jax.rotary`: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has
-        no default because both conventions are in use: `posenc_jax.rotary` takes the former, `flax.nnx.RoPE` the
-        latter. The wrong one rotates x by the indices of its heads, without an error.
-      part: as for `posenc_jax.rotary`.
+      frequencies: the width to rotate, or `Frequencies` of that width, even and at most head_dim.
+      layout: "half" or "interleaved"; see `posenc_jax.rotary`.
+      head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), `None` for (..., seq, head_dim). It has no
+        default because both conventions are in use: `jax.nn.dot_product_attention` takes the first shape,
+        `flax.nnx.RoPE` the second. A wrong axis gives no error, but rotates x by the indices of its heads.
+      part: which features are rotated if the width is below head_dim: the "first" or the "last".
 
     Raises:
-      TypeError: if frequencies is an array (for learned frequencies, call `posenc_jax.rotary`).
-      ValueError: as `posenc_jax.rotary`.
+      TypeError: if frequencies is an array. For learned frequencies, call `posenc_jax.rotary`.
+      ValueError: for the same reasons as in `posenc_jax.rotary`.
+
+    Notes:
+      With `head_axis=None`, it can replace `flax.nnx.RoPE`:
+      `nnx.dot_product_attention_with_rope(query, key, value, rope=RotaryEncoding(head_dim, head_axis=None))`. In Flax
+      0.12.12 that function raises if `input_positions` are given, for Flax's own RoPE too. `positional_attention`
+      accepts them.
 
     Reference:
       Su et al., "RoFormer", 2021, section 3.2.2.
@@ -180,15 +183,12 @@ class RotaryEncoding(nnx.Module):
         self.head_axis = head_axis
 
     def __call__(self, x: ArrayLike, positions: ArrayLike | None = None) -> jax.Array:
-        """`rotary` of x, queries or keys, with these settings."""
+        """Returns `rotary` of x, queries or keys, with these settings."""
         return rotary(x, positions, self.frequencies, layout=self.layout, head_axis=self.head_axis, part=self.part)
 
 
 class PoPE(nnx.Module):
-    r"""PoPE of queries and keys, `posenc_jax.pope`, with a learned phase $\delta$ for each feature of each key head.
-
-    The phase acts clipped to $[-2\pi, 0]$, as in PoPE-pytorch. Both results are twice as wide as head_dim, so give the
-    attention function a scale of $1/\sqrt{\text{head\_dim}}$; `positional_attention` does, in a Flax layer.
+    r"""PoPE of queries and keys, with a learned phase $\delta$ per feature of each key head; see `posenc_jax.pope`.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -205,19 +205,26 @@ class PoPE(nnx.Module):
       True
 
     Args:
-      num_heads: number of heads of the keys.
-      frequencies: the width of the result, twice head_dim, or `Frequencies` of that width.
-      layout: as for `posenc_jax.pope`.
-      head_axis: as for `posenc_jax.rotary`; -3 or -2, since each head has its own phase.
-      param_dtype: dtype of the phase.
-      phase_init: initialiser of the phase (num_heads, head_dim). Zeros by default, as in PoPE-pytorch and
-        x-transformers, which both offer uniform in $[-2\pi, 0]$ as well.
+      num_heads: the number of key heads.
+      frequencies: the width of the result, which is twice head_dim, or `Frequencies` of that width.
+      layout: "half" or "interleaved"; see `posenc_jax.pope`.
+      head_axis: the axis of the heads, -3 or -2; see `posenc_jax.rotary`. `None` is not supported, because each head
+        has its own phase.
+      param_dtype: the dtype of the phase.
+      phase_init: the initializer of the phase, of shape (num_heads, head_dim). Zeros by default, as in PoPE-pytorch and
+        x-transformers, which both also offer uniform values in $[-2\pi, 0]$.
       phase_metadata: metadata of the parameter, such as its sharding.
-      rngs: source of the initial values.
+      rngs: the random number generators for the initial values.
 
     Raises:
       TypeError: if num_heads is not an integer or frequencies is an array.
-      ValueError: if num_heads is not positive or the width is odd. When called: as `posenc_jax.pope`.
+      ValueError: if num_heads is not positive or the width is odd. When called: for the same reasons as in
+        `posenc_jax.pope`.
+
+    Notes:
+      - The phase is clipped to $[-2\pi, 0]$ before it is used, as in PoPE-pytorch.
+      - Both results are twice as wide as head_dim, so pass the attention function a scale of
+        $1/\sqrt{\text{head\_dim}}$. In a Flax layer, `positional_attention` does so.
 
     Reference:
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,
@@ -255,13 +262,13 @@ class PoPE(nnx.Module):
         *,
         key_positions: ArrayLike | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """`pope` of query and key, (..., seq, heads, head_dim); keys have the same positions unless given others."""
+        """Returns `pope` of query and key, (..., seq, heads, head_dim). By default, both have the same positions."""
         key_positions = positions if key_positions is None else key_positions
         return calls.polar(self, query, key, positions, key_positions, self.phase[...])
 
 
 class FourierFeatures(nnx.Module):
-    r"""Random Fourier features of coordinates, $[\sin 2\pi x B,\ \cos 2\pi x B]$ with a Gaussian $B$ drawn once.
+    r"""Random Fourier features of coordinates, $[\sin 2\pi x B,\ \cos 2\pi x B]$, with a Gaussian matrix $B$.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -271,16 +278,17 @@ class FourierFeatures(nnx.Module):
       (5, 128)
 
     Args:
-      in_features: number of coordinates of x.
-      num_features: $n$, columns of the matrix; the result has 2n features.
-      scale: standard deviation of the matrix, in cycles per unit of x.
-      learned: whether the matrix is an `nnx.Param`. If not, it is an `nnx.Variable`: part of the state and of
-        checkpoints, but not of the variables that gradients and optimizers select, so weight decay does not shrink it.
-      layout: as for `posenc_jax.fourier_features`.
-      dtype: dtype of the features.
-      param_dtype: dtype of the matrix.
+      in_features: the number of coordinates of x.
+      num_features: $n$, the number of columns of the matrix. The result has 2n features.
+      scale: the standard deviation of the matrix, in cycles per unit of x.
+      learned: whether the matrix is trained. If so, it is an `nnx.Param`. If not, it is an `nnx.Variable`: part of the
+        state and of checkpoints, but not of the variables that gradients and optimizers select, so weight decay does
+        not shrink it.
+      layout: "half" or "interleaved"; see `posenc_jax.fourier_features`.
+      dtype: the dtype of the features.
+      param_dtype: the dtype of the matrix.
       matrix_metadata: metadata of the matrix, such as its sharding.
-      rngs: source of the matrix.
+      rngs: the random number generators for the matrix.
 
     Raises:
       TypeError: if a size is not an integer, scale is not a number or learned is not a bool.
@@ -317,12 +325,12 @@ class FourierFeatures(nnx.Module):
         self.matrix = nnx.Param(value, **matrix_metadata) if learned else nnx.Variable(value, **matrix_metadata)
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """`fourier_features` of x, (..., in_features), with this matrix and these settings."""
+        """Returns `fourier_features` of x, (..., in_features), with this matrix and these settings."""
         return fourier_features(x, self.matrix[...], layout=self.layout, dtype=self.dtype)
 
 
 class TimestepEmbedding(nnx.Module):
-    r"""The embedding of diffusion timesteps, `posenc_jax.timestep_embedding`; it has no parameters and no state.
+    """The embedding of diffusion timesteps; see `posenc_jax.timestep_embedding`. It has no parameters and no state.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -332,16 +340,16 @@ class TimestepEmbedding(nnx.Module):
       (2, 320)
 
     Args:
-      dim: number of features.
-      flip_sin_to_cos: as for `posenc_jax.timestep_embedding`, as are all others.
-      downscale_freq_shift: 1 for DDPM, 0 for Stable Diffusion and DiT.
+      dim: the number of features.
+      flip_sin_to_cos: whether the cosines come before the sines.
+      downscale_freq_shift: 1 for DDPM, 0 for Stable Diffusion and DiT; see `posenc_jax.timestep_embedding`.
       scale: multiplies the timesteps.
       max_period: the base of the frequencies.
-      dtype: dtype of the features.
+      dtype: the dtype of the features.
 
     Raises:
-      TypeError: as `posenc_jax.timestep_embedding`.
-      ValueError: as `posenc_jax.timestep_embedding`.
+      TypeError: for the same reasons as in `posenc_jax.timestep_embedding`.
+      ValueError: for the same reasons as in `posenc_jax.timestep_embedding`.
 
     Reference:
       Ho et al., "Denoising Diffusion Probabilistic Models", 2020, appendix B.
@@ -366,5 +374,5 @@ class TimestepEmbedding(nnx.Module):
         calls.check_timestep_settings(self)
 
     def __call__(self, timesteps: ArrayLike) -> jax.Array:
-        """`timestep_embedding` of timesteps (...,), with these settings."""
+        """Returns `timestep_embedding` of timesteps, (...,), with these settings."""
         return calls.embed_timesteps(self, timesteps)

@@ -34,7 +34,7 @@ _INT32_MAX = 2**31 - 1
 
 @public
 def heatmap(table: ArrayLike | Frequencies, *, title: str = "Positional encoding") -> Figure:
-    """A table of encodings, positions × features: red above zero, blue below, white at zero.
+    """A table of encodings as a heatmap of positions × features: red above zero, blue below, white at zero.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -45,12 +45,12 @@ def heatmap(table: ArrayLike | Frequencies, *, title: str = "Positional encoding
       (-1.0, 1.0)
 
     Args:
-      table: finite numbers of shape (length, dim), sinusoidal or learned; or `Frequencies` or a width, for their
-        sinusoidal encoding of positions 0 to 49. Position 0 is at the top.
+      table: encodings, a finite array of shape (length, dim), sinusoidal or learned. Or `Frequencies` or a width, for
+        the sinusoidal encoding of positions 0 to 49.
       title: the title of the figure.
 
     Returns:
-      The figure. Its colour limits are ±max |table|, so that zero is white.
+      The figure, with position 0 at the top. Its colour limits are ±max |table|, so that zero is white.
 
     Raises:
       TypeError: if the table is not an array of integers or floats.
@@ -88,17 +88,17 @@ def columns(
       ['0', '2', '4', '8', '14']
 
     Args:
-      table: as for `heatmap`.
+      table: a table of shape (length, dim), `Frequencies` or a width; see `heatmap`.
       features: the columns to draw, from 0 to dim − 1. `None` draws the columns at 0, 1/8, 1/4, 1/2 and 7/8 of the
         width, rounded down to even numbers, which are sines in the interleaved layout.
       title: the title of the figure.
 
     Returns:
-      The figure, with one line for each feature.
+      The figure, with one line per feature.
 
     Raises:
       TypeError: if the table is not an array of integers or floats, or features are not integers.
-      ValueError: if features is empty or has a column outside the table, or as for `heatmap`.
+      ValueError: if features is empty or has a column outside the table, or for the same reasons as in `heatmap`.
     """
     values = _drawing.matrix("table", _encoded(table), "(length, dim)")
     length, dim = values.shape
@@ -119,7 +119,7 @@ def columns(
 
 @public
 def similarity(table: ArrayLike | Frequencies, *, title: str = "Cosine similarity of positions") -> Figure:
-    r"""Cosine similarity between the encodings of each pair of positions, $t_p \cdot t_q / |t_p||t_q|$.
+    r"""The cosine similarity between the encodings of each pair of positions, $t_p \cdot t_q / |t_p||t_q|$.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -130,15 +130,15 @@ def similarity(table: ArrayLike | Frequencies, *, title: str = "Cosine similarit
       (50, 50)
 
     Args:
-      table: as for `heatmap`, without rows of zeros.
+      table: a table of shape (length, dim) without rows of zeros, `Frequencies` or a width; see `heatmap`.
       title: the title of the figure.
 
     Returns:
-      The figure. Its colours range from 0, or the smallest similarity if that is negative, to 1.
+      The figure. Its colours range from 0, or from the smallest similarity if it is negative, to 1.
 
     Raises:
       TypeError: if the table is not an array of integers or floats.
-      ValueError: if a row is all zeros and so has no direction, or as for `heatmap`.
+      ValueError: if a row is all zeros and so has no direction, or for the same reasons as in `heatmap`.
     """
     values = _drawing.matrix("table", _encoded(table), "(length, dim)")
     # Divides by the largest entry first, so that no sum of squares overflows or underflows.
@@ -160,7 +160,7 @@ def offset_products(
     starts: Sequence[int] = (0, 5, 10, 20),
     max_offset: int = 20,
 ) -> Figure:
-    r"""Dot products $PE(p) \cdot PE(p+k)$ for several $p$, all on the curve $\sum_i \cos \omega_i k$.
+    r"""Dot products $PE(p) \cdot PE(p+k)$ for several positions $p$, all on the curve $\sum_i \cos \omega_i k$.
 
     Examples:
       >>> from posenc_jax import plot
@@ -169,18 +169,18 @@ def offset_products(
       ['any p (exact)', 'p = 0', 'p = 5', 'p = 10', 'p = 20']
 
     Args:
-      frequencies: as for `sinusoidal`, with one axis and an even width.
+      frequencies: `Frequencies`, a width or a float array, with one axis and an even width; see `sinusoidal`.
       starts: the positions $p$.
-      max_offset: the largest $k$. Markers stand at whole offsets, at most about 24 for each start.
+      max_offset: the largest $k$. Markers are drawn at whole offsets, at most about 24 per start.
 
     Returns:
       The figure: one line for the curve, from `offset_similarity` (also between whole offsets), then markers for each
       start, from products of `sinusoidal` encodings.
 
     Raises:
-      TypeError: if starts or max_offset are not integers, or as for `offset_similarity`.
-      ValueError: if a position does not fit into int32, max_offset is below 1, the frequencies have several axes, or as
-        for `offset_similarity`.
+      TypeError: if starts or max_offset are not integers, or for the same reasons as in `offset_similarity`.
+      ValueError: if a position does not fit into int32, max_offset is below 1, the frequencies have several axes, or
+        for the same reasons as in `offset_similarity`.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.
@@ -211,7 +211,7 @@ def offset_products(
 def spectrum(
     frequencies: Frequencies | int | jax.Array | Mapping[str, Frequencies | int | jax.Array],
 ) -> Figure:
-    r"""The wavelength of each pair of features, $2\pi/\omega_i$ positions per cycle, on a logarithmic axis.
+    r"""The wavelength of each feature pair, $2\pi/\omega_i$ positions per cycle, on a logarithmic axis.
 
     Examples:
       >>> import posenc_jax as pe
@@ -222,15 +222,15 @@ def spectrum(
       'wavelength (positions per cycle)'
 
     Args:
-      frequencies: as for `sinusoidal`, or a mapping from labels to frequencies, to compare them. Pairs that do not
-        rotate have no wavelength and are omitted.
+      frequencies: `Frequencies`, a width or a float array; see `sinusoidal`. Or a mapping from labels to frequencies,
+        to compare several spectra. Pairs of frequency 0 have no wavelength and are omitted.
 
     Returns:
-      The figure, with one line for each spectrum, and a legend if frequencies is a mapping.
+      The figure, with one line per spectrum, and a legend if frequencies is a mapping.
 
     Raises:
-      TypeError: as for `sinusoidal`.
-      ValueError: if the mapping is empty, or as for `sinusoidal`.
+      TypeError: for the same reasons as in `sinusoidal`.
+      ValueError: if the mapping is empty, or for the same reasons as in `sinusoidal`.
     """
     labelled = frequencies if isinstance(frequencies, Mapping) else {"": frequencies}
     require(labelled, "frequencies as a mapping must hold at least one spectrum, got none")
@@ -269,9 +269,9 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
       ['without positions', 'with positions']
 
     Args:
-      x: embeddings, finite numbers of shape (seq, dim).
-      table: encodings, finite numbers of shape (length, dim) with length ≥ seq. The first seq rows are added.
-      tokens: seq labels. `None` numbers the positions.
+      x: embeddings, a finite array of shape (seq, dim).
+      table: encodings, a finite array of shape (length, dim) with length ≥ seq. The first seq rows are added.
+      tokens: one label per token. `None` numbers the positions.
 
     Returns:
       The figure: two panels of queries × keys with the same colour scale. With at most 6 tokens, each cell also shows
@@ -279,8 +279,8 @@ def attention_weights(x: ArrayLike, table: ArrayLike, *, tokens: Sequence[str] |
 
     Raises:
       TypeError: if x or table is not an array of integers or floats.
-      ValueError: if the widths differ, the table is shorter than x, there is not one token for each row of x, or as for
-        `heatmap`.
+      ValueError: if the widths differ, the table is shorter than x, there is not one label per row of x, or for the
+        same reasons as in `heatmap`.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, sections 3.2.1 and 3.4.
@@ -332,8 +332,8 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       (True, True)
 
     Args:
-      frequencies: `Frequencies` with one axis, or a width. The figure always shows both precisions at amplitude 1; the
-        precision and amplitude of the frequencies are ignored.
+      frequencies: `Frequencies` with one axis, or a width. The figure always shows both precisions, at amplitude 1: the
+        precision and the amplitude of the frequencies are ignored.
       max_position: the last position, from 1 to 2³¹ − 1.
       samples: the number of positions, spaced at equal ratios from 1 to max_position. Positions that coincide after
         rounding are drawn once.
@@ -343,7 +343,7 @@ def phase_error(frequencies: Frequencies | int, *, max_position: int = _INT32_MA
       The reference values are computed from exact integers. Errors of zero are omitted.
 
     Raises:
-      TypeError: if frequencies is an array (whose cycles are not known exactly), or another argument is not an integer.
+      TypeError: if frequencies is an array, whose cycles are not known exactly, or another argument is not an integer.
       ValueError: if the frequencies have several axes, max_position does not fit into int32, or an argument is below 1.
     """
     parsed = one_axis(parse_static(frequencies))

@@ -1,6 +1,6 @@
 """Cases for whole TPU pods: functions of up to 2³¹ positions over 256 and 512 chips, given as shapes alone.
 
-`test_pods.py` tests them, and `benchmarks/pods.py` writes the tables of the documentation from them.
+`test_pods.py` tests them, and `benchmarks/pods.py` writes a report of them.
 """
 
 import dataclasses

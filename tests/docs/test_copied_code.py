@@ -19,9 +19,10 @@ from helpers.pages import ROOT, program, text_of
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in ROOT.glob("docs/**/*.md")}
 PAGES |= {name: text_of(name) for name in ("README.md", "conformance/README.md")}
-# Pages by path. Recipes by heading: each is copied after the head of its page.
-HEAD_OF_RECIPES, *RECIPES = re.split(r"^(?=## )", PAGES.pop("docs/recipes.md"), flags=re.MULTILINE)
-PAGES |= {recipe.partition("\n")[0]: HEAD_OF_RECIPES + recipe for recipe in RECIPES}
+# Pages by path. Of some, sections by heading: each is copied after the head of its page.
+for page, level in {"docs/flax.md": "###?", "docs/inference.md": "###?", "docs/vision.md": "##"}.items():
+    head, *sections = re.split(rf"^(?={level} )", PAGES.pop(page), flags=re.MULTILINE)
+    PAGES |= {f"{page}, {section.splitlines()[0]}": head + section for section in sections}
 # One part of a page: a block of code; a line that opens a fold (???), a tab (===) or a box (!!!); or a line of text.
 PART = re.compile(
     r"^(?P<indent> *)(?:```(?P<language>[^\n]*)\n(?P<code>.*?)^(?P=indent)```"

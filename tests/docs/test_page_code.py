@@ -5,6 +5,7 @@ block at the page's settings with its assertions, and `nox -f maintenance.py -s 
 """
 
 import functools
+import re
 import types
 
 import jax
@@ -47,11 +48,13 @@ def of_page(page, name, **names):
     return compiled(pages.run(pages.definition(page, name), NAMES | names)[name.partition("(")[0]])
 
 
-recipe = functools.partial(of_page, "docs/recipes.md")
+of_rope = functools.partial(of_page, "docs/rope.md")
+vision = functools.partial(of_page, "docs/vision.md")
+inference = functools.partial(of_page, "docs/inference.md")
 
 
 def rotate(x, positions=None):
-    """Stands for the recipes' `rotate`, with SPECTRUM in place of their frequencies."""
+    """Stands for `rotate` of the pages, with SPECTRUM in place of their frequencies."""
     return pe.rotary(x, positions, SPECTRUM, head_axis=-2)
 
 
@@ -83,14 +86,12 @@ def float32s(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
-# recipes.md: what replaces a line of other code
+# rope.md: what replaces a line of other code
 
-X, TABLE = Q[:, :, 0], float32s(800, WIDTH)  # X: (batch, seq, features)
+X = Q[:, :, 0]  # batch, seq, features
 ANGLES = PLACES[..., None] * omega(WIDTH, BASE)
 COS, SIN = (np.float32(np.tile(wave, 2)) for wave in (np.cos(ANGLES), np.sin(ANGLES)))
 HEADS_FIRST = Q.swapaxes(1, 2), rotated(Q, PLACES).swapaxes(1, 2)
-ODD, PHASES = np.pad(X, [(0, 0), (0, 0), (0, 1)]), COUNTED[:, None] * 1e4 ** -np.linspace(0, 1, WIDTH // 2)
-SIGNAL = np.hstack([np.sin(PHASES), np.cos(PHASES), np.zeros((SEQ, 1))])
 # For each row of the table, in its order: x, the result, and, if the row's code makes a function, a call of it
 REPLACED = [
     (X, rotated(Q, COUNTED)[:, :, 0], lambda rope: rope(X)),
@@ -104,21 +105,17 @@ REPLACED = [
     HEADS_FIRST,
     HEADS_FIRST,
     (Q, rotated(Q, PLACES, "interleaved")),
-    (X, X + sinusoids(COUNTED)),
-    (X, X * WIDTH**0.5 + sinusoids(PLACES)),
-    (ODD, ODD + SIGNAL),
-    (X, TABLE[PLACES]),
 ]
-ROWS = [here for _, here in pages.rows("docs/recipes.md", "there") if not here.startswith("the same:")]
+ROWS = [here for _, here in pages.rows("docs/rope.md", "there")]
 
 
 @pytest.mark.parametrize(("here", "replaced"), [*zip(ROWS, REPLACED, strict=True)])
 def test_what_replaces_a_line(here, replaced):
     """The first piece of code in the row, evaluated with x and the other names of the row."""
     x, want, *call = replaced
-    names = {"x": x, "d": x.shape[-1], "f": SPECTRUM, "theta": BASE, "head_dim": WIDTH, "positions": PLACES}
+    names = {"x": x, "f": SPECTRUM, "theta": BASE, "head_dim": WIDTH, "positions": PLACES}
     names |= {"pe": pe, "RotaryEncoding": RotaryEncoding, "positional_attention": positional_attention}
-    names |= {"cos": COS, "sin": SIN, "table": TABLE}
+    names |= {"cos": COS, "sin": SIN}
 
     def result():
         value = eval(pages.code_in(here)[0], names)
@@ -127,28 +124,40 @@ def test_what_replaces_a_line(here, replaced):
     assert_within(jax.jit(result)(), want, 1e-6)
 
 
-# recipes.md: encodings, biases and caches
+# Encodings, biases and caches
 
 
 def test_tables_of_big_vision_and_moco_v3():
-    assert_within(recipe("sincos2d")(4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
+    assert_within(vision("sincos2d")(4, 6, 64), encodings.big_vision(64, 4, 6), 1e-6)
     phases = np.mgrid[:4, :4].reshape(2, 16, 1) * omega(32, 1e4)  # its "w" is the row
     want = np.hstack([wave(phase) for phase in phases for wave in (np.sin, np.cos)])
-    assert_within(recipe("moco_v3")(4, 64), want, 1e-6)
+    assert_within(vision("moco_v3")(4, 64), want, 1e-6)
 
 
 def test_relative_keys_beyond_their_table():
     offsets = float32s(5, WIDTH)
     clipped = offsets[np.clip(COUNTED - COUNTED[:, None], -2, 2) + 2]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, clipped) * WIDTH**-0.5).y
-    assert_within(recipe("relative_keys")(Q, K, V, offsets), want, 5e-6)
+    assert_within(of_page("docs/biases.md", "relative_keys")(Q, K, V, offsets), want, 5e-6)
 
 
-def test_attention_of_a_conformer():
-    projection, (u, w) = float32s(WIDTH, HEADS * WIDTH), float32s(2, HEADS, WIDTH)
-    waves = (sinusoids(COUNTED[:, None] - COUNTED) @ projection).reshape(SEQ, SEQ, HEADS, WIDTH)
-    want = attention.dense(Q + u, K, V, np.einsum("bihd,ijhd->bhij", Q + w, waves) * WIDTH**-0.5).y
-    assert_within(recipe("conformer")(Q, K, V, projection, u, w), want, 5e-6)
+def test_calls_of_biases_that_read_tokens():
+    """Rows of the table of methods, where a table has 23 rows for each head: of offsets from −11 to 11."""
+    t, (a, b) = float32s(23, HEADS, WIDTH), float32s(2, BATCH, SEQ, HEADS)
+    offset, product = COUNTED[:, None] - COUNTED, "bihd,ijhd->bhij"
+    want = {
+        "Shaw": 0.3 * np.einsum(product, Q, t[-offset + 11]),
+        "Transformer-XL": 0.3 * np.einsum(product, Q + V, t[offset + 11]),
+        "Inkling": np.einsum(product, K, t[abs(offset)]) * (offset >= 0),
+        "Forgetting Transformer": np.moveaxis(a[:, :, None] - b[:, None], -1, 1),
+    }
+    names = {"c": 0.3, "t": t, "q": Q, "v": V, "x": K, "a": jnp.array(a), "b": jnp.array(b)}
+    names["content_bias"] = functools.partial(pe.content_bias, COUNTED, COUNTED)
+    for method, _, code in pages.rows("docs/biases.md", "method"):
+        if (name := re.findall(r"\[(.*?)\]", method)[0]) in want:
+            got = jax.jit(lambda code: eval(code, names), static_argnums=0)(pages.code_in(code)[0])
+            assert_within(got, want.pop(name), 5e-6, against=name)
+    assert not want
 
 
 def test_attention_of_sam_over_three_rows_of_four_patches():
@@ -156,29 +165,33 @@ def test_attention_of_sam_over_three_rows_of_four_patches():
     row, column = divmod(COUNTED, 4)
     both = of_rows[row[:, None] - row + 2] + of_columns[column[:, None] - column + 3]
     want = attention.dense(Q, K, V, np.einsum("bihd,ijd->bhij", Q, both)).y
-    assert_within(recipe("sam_attention")(Q, K, V, of_rows, of_columns), want, 5e-6)
-
-
-def test_forgetting_attention():
-    logits = float32s(BATCH, SEQ, HEADS)
-    i, j = COUNTED[:, None, None], COUNTED[:, None]
-    between = (i >= COUNTED) & (COUNTED > j)  # [i, j, k]: whether gate k is after key j and not after query i
-    bias = np.einsum("bkh,ijk->bhij", -np.log1p(np.exp(-np.float64(logits))), between)
-    forgetting = recipe("forgetting", of_gates=recipe("of_gates"))
-    assert_within(forgetting(Q, K, V, logits), causal(Q, K, V, bias=bias), 5e-6)
+    assert_within(vision("sam_attention")(Q, K, V, of_rows, of_columns), want, 5e-6)
 
 
 def test_attention_in_plain_jax():
     table = float32s(32, HEADS)  # of T5, 32 buckets
     bias = np.moveaxis(table[np.maximum(COUNTED[:, None] - COUNTED, 0)], -1, 0)  # each distance below 16 has a bucket
-    got = jax.jit(recipe("attention_layer"), static_argnums=4)(table, Q, K, V, SPECTRUM)
+    got = jax.jit(of_page("docs/flax.md", "attention_layer"), static_argnums=4)(table, Q, K, V, SPECTRUM)
     assert_within(got, causal(rotated(Q, COUNTED), rotated(K, COUNTED), V, bias=bias), 3e-6)
+
+
+def test_layers_of_a_scan_share_a_bias():
+    """As in a loop over the layers."""
+
+    def scanned_and_looped(x):
+        page = pages.run(pages.block("docs/flax.md", "class Block"), NAMES | {"x": x})
+        bias = page["t5"](page["i"], page["i"])
+        for n in range(3):
+            x = jax.tree.map(lambda leaf: leaf[n], page["blocks"])(x, bias)  # noqa: B023
+        return page["y"], x
+
+    assert_within(*jax.jit(scanned_and_looped)(float32s(1, 20, 64)), 1e-5)
 
 
 def test_a_sliding_cache_behind_sinks():
     """StreamingLLM: two sinks and the last three tokens, at positions in the cache."""
     sinks, recent = 2, 3
-    step = jax.jit(recipe("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
+    step = jax.jit(inference("streaming_step", rotate=rotate, sinks=sinks, recent=recent))
     cache = pe.kv_cache(BATCH, sinks + recent, HEADS, WIDTH)
     for n in range(SEQ):
         cache, out = step(cache, *(x[:, n : n + 1] for x in (Q, K, V)), np.int32(n))
@@ -192,11 +205,11 @@ def test_two_caches_merged():
     """The first tokens of a row in one cache, and the others in another, which a row's queries may not reach yet."""
     first = pe.kv_cache(BATCH, 8, HEADS, WIDTH).extend(rotate(K[:, :7]), V[:, :7], COUNTED[:7])
     second = pe.kv_cache(BATCH, 8, HEADS, WIDTH).extend(rotate(K[:, 7:], COUNTED[7:]), V[:, 7:], COUNTED[7:])
-    assert_within(recipe("attend_both")(rotate(Q), COUNTED, first, second), WHOLE, 3e-6)
+    assert_within(inference("attend_both")(rotate(Q), COUNTED, first, second), WHOLE, 3e-6)
 
 
 def test_a_paged_cache_of_rows_at_different_positions():
-    step, cache = jax.jit(recipe("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH), np.float32),) * 2
+    step, cache = jax.jit(inference("paged_step", rotate=rotate)), (np.zeros((8, 4, HEADS, WIDTH), np.float32),) * 2
     rows = np.arange(BATCH)
     for n in range(SEQ):
         at = np.array([n, max(n - 1, 0)])  # the second row is a token behind
@@ -209,7 +222,7 @@ def test_decoding_with_m_rope():
     """A prompt of a token, an image of 2 × 4 patches and two tokens, and then one token more."""
     image = [[1, r, c] for r in (1, 2) for c in (1, 2, 3, 4)]
     coordinates = np.array([[0, 0, 0], *image, [5, 5, 5], [6, 6, 6], [7, 7, 7]])  # of twelve tokens
-    step = jax.jit(recipe("multimodal_step", f=pe.multi_section(SPECTRUM, (1, 2, 1))))
+    step = jax.jit(vision("multimodal_step", sections=pe.multi_section(SPECTRUM, (1, 2, 1))))
     cache = pe.kv_cache(BATCH, 16, HEADS, WIDTH)
     angles = coordinates[:, None, [0, 1, 1, 2]] * omega(WIDTH, BASE)
     want = causal(*(rotations.rotate_by(x, angles, "half") for x in (Q, K)), V)
@@ -222,8 +235,8 @@ def test_cameras_of_a_layer():
     poses, patches = cameras.poses(RNG, 2), np.indices((2, 3)).reshape(2, -1).T
     matrices, angles = np.repeat(poses, 6, axis=0), np.tile(np.kron(patches, [1, 0.1]), (2, 1))[:, None]
     q, k, v = float32s(3, 2, 12, HEADS, 16)
-    transform = recipe("transform", patches=patches)
-    got = jax.jit(recipe("attend(cameras", transform=transform))(np.float32(poses), q, k, v)
+    transform = vision("transform", patches=patches)
+    got = jax.jit(vision("attend(cameras", transform=transform))(np.float32(poses), q, k, v)
 
     def transformed(x, role):
         turned = rotations.rotate_by(x[..., 8:], angles if role == "output" else -angles, "half")
@@ -233,7 +246,7 @@ def test_cameras_of_a_layer():
     assert_within(got, transformed(inside, "output"), 2e-5)
 
 
-# recipes.md, dimensions.md: beside what the authors' code computed
+# Beside what the authors' code computed
 
 
 def recorded_cases(file, key, name):
@@ -247,7 +260,7 @@ def test_fope(name):
     def rotated(group, case):
         f = pe.geometric(16, case["base"])
         waves = pe.cos_sin(np.arange(5), f[: int((f.wavelengths < case["length"]).sum())])
-        mixed = map(recipe("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
+        mixed = map(of_rope("mixed", f=f), waves, (np.float32(case["cosines"]), np.float32(case["sines"])))
         return pe.rotary(group, cos_sin=pe.CosSin(*mixed, columns="pair"), head_axis=-2)
 
     for case in recorded_cases("authors", "name", name):
@@ -260,7 +273,7 @@ def test_selective_rope():
     (case,) = recorded_cases("authors", "name", "Selective RoPE")
     own = types.SimpleNamespace(**vars(pe))
     own.geometric = lambda *_: pe.geometric(8, 100.0)  # the authors' frequencies in place of the page's
-    got = recipe("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
+    got = of_rope("selective(", pe=own)(*(np.float32(case[name]) for name in ("query", "key", "phases")))
     for x, name in zip(got, ("query_turned", "key_turned"), strict=True):
         assert_within(x, case[name], 5e-6)
 
@@ -269,14 +282,14 @@ def test_jittered_coordinates():
     """With the numbers that torch drew in place of JAX's."""
     for case in recorded_cases("turns", "model", "dinov3_vit"):
         random = types.SimpleNamespace(uniform=lambda *_, **__: np.float32(case["draws"]))  # noqa: B023
-        drawn = recipe("drawn", jax=types.SimpleNamespace(random=random))
+        drawn = vision("drawn", jax=types.SimpleNamespace(random=random))
         limits = case.get("shift", 0), case.get("jitter", 1), case["rescale"]
         assert_within(drawn(None, np.float32(case["positions"]), *limits), case["moved"], 1e-6)
 
 
 def test_formulas_of_models_that_do_not_rotate():
     """ERNIE-Image, V-JEPA 2 and HunyuanVL multiply members of a pair by cosines and sines of different angles."""
-    page = pages.run(pages.block("docs/dimensions.md", "def of_halves"), NAMES)
+    page = pages.run(pages.block("docs/vision.md", "def of_halves"), NAMES)
     names = "ernie_image", "vjepa2", "hunyuan_vl"
     (ernie,), (vjepa,), (hunyuan,) = (recorded_cases("turns", "model", name) for name in names)
     f = pe.axial(tuple(ernie["widths"].tolist()), base=float(ernie["base"]))
@@ -302,11 +315,6 @@ def test_attention_by_a_plan_that_scales_its_scores():
     assert_within(got, causal(rotated(Q, places), rotated(K, places), V, scale=1.5 * WIDTH**-0.5), 5e-6)
 
 
-def test_positions_of_eva_02_are_scaled_to_the_grid_of_training():
-    got = of_page("docs/huggingface.md", "eva_positions")((3, 8), (6, 4))
-    assert_within(got, np.array([[0, 0], *([r * 6 / 3, c * 4 / 8] for r in range(3) for c in range(8))]), 0)
-
-
 def scores_at(offsets, q, k):
     """Scores of q and k, (seq, heads, features): each query is rotated by its own offset to each key, (seq, seq)."""
     turned = rotated(np.repeat(q[:, None], SEQ, 1).reshape(-1, HEADS, WIDTH), offsets.ravel())
@@ -328,5 +336,5 @@ def test_dual_chunk_attention():
     begin, chunks = j - j % 3, i // 3 - j // 3  # where the key's chunk begins, and how many chunks it is away
     offsets = np.select([chunks == 0, chunks == 1], [i - j, np.minimum(i - begin, 4) - j % 3], 4 - j % 3)
     want = causal(Q[:1], K[:1], V[:1], bias=0.4 * scores_at(offsets, Q[0], K[0]), scale=0.0)
-    got = recipe("dual_chunk", rotate=rotate)(Q[:1], K[:1], V[:1], 4, 1, 0.4)
+    got = of_page("docs/contexts.md", "dual_chunk", rotate=rotate)(Q[:1], K[:1], V[:1], 4, 1, 0.4)
     assert_within(got, want, 3e-6)

@@ -30,24 +30,6 @@ def rows(table):
     return {name: rest for name, *rest in cells}
 
 
-def test_bases_of_the_sheet():
-    """For each base: the longest wavelength, and how many of 64 wavelengths fit into each length."""
-    table, i = rows(program("sheet").bases()), np.arange(64)
-    for base in (10_000, 500_000, 1_000_000, 10_000_000):
-        wavelengths = 2 * np.pi * base ** (i / 64)
-        fitting = [f"{(wavelengths <= length).sum()} of 64" for length in (4096, 32_768, 131_072)]
-        assert table[f"{base:,}"] == [f"{wavelengths[-1]:,.0f}", *fitting]
-
-
-def test_models_of_the_sheet():
-    """Columns: base, layout, rotated features, layers with positions, scaling."""
-    table = rows(program("sheet").models())
-    assert table["Pythia 410M"] == ["10,000", "half", "16 of 64", "all", "–"]
-    assert table["Gemma 3 27B"][0::4] == ["10,000 and 1,000,000", "linear, $s = 8$ in 10 of 62 layers"]
-    assert table["SmolLM3 3B"][3] == "27 of 36"  # every fourth layer has no positions
-    assert table["DeepSeek-R1"][1:3] == ["interleaved", "64 of 192"]
-
-
 def test_a_summary_is_the_first_sentences_below_the_title():
     summary = program("llms").summary
     assert (

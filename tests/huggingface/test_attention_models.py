@@ -22,7 +22,7 @@ from helpers.closeness import assert_within
 from helpers.slow import slow
 from oracles import recorded
 
-PAGE, TABLES = "docs/attention_models.md", "docs/offset_tables.md"
+PAGE, TABLES = "docs/attention_models.md", "docs/biases.md"
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def options_in(code, names):
 # Options
 
 MODELS = {f"{case['class']}, layer {case['layer']}": case for case in recorded.cases("hf_attention")}
-OPTIONS = {name_in(model): options for model, options, _ in pages.rows(PAGE, "model | options")}
+OPTIONS = {name_in(model): options for model, options in pages.rows(PAGE, "model | options")}
 FEW = "GptOssAttention, layer 0", "Gemma2Attention, layer 1"  # the first has sinks, the second a cap; others are slow
 
 
@@ -85,7 +85,7 @@ def test_the_options_of_a_model_give_its_outputs_and_gradients(name):
 
 # Position biases
 
-BIASES = {name_in(row[0]): row[-1] for row in pages.rows(PAGE, "model | its bias")}
+BIASES = {name_in(model): options for model, options in pages.rows(PAGE, "model with a bias | options")}
 CHECKPOINTS = {name_in(model): pages.code_in(code) for model, _, code in pages.rows(TABLES, "model | its table")}
 # Pairs of a row of the page, by its name, and a recorded case of a module.
 MODULES = [(case.pop("row"), case) for case in recorded.cases("placed_biases")]

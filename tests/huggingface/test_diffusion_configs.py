@@ -74,7 +74,7 @@ BAD = [
     ({}, {}, "_class_name is missing"),
     ({"_class_name": "UNet2DConditionModel"}, {}, "'UNet2DConditionModel' is not known"),
     ({"_class_name": "PixArtTransformer2DModel"}, {}, "'PixArtTransformer2DModel' is not read: it does not rotate"),
-    ({"_class_name": "WanPipeline"}, {}, "'WanPipeline' is not known: it must be that of a transformer of diffusers"),
+    ({"_class_name": "WanPipeline"}, {}, "'WanPipeline' is not known: it must be a transformer of diffusers"),
     (COGVIDEOX, {}, "use_rotary_positional_embeddings must be true"),
     ({"_class_name": "HiDreamImageTransformer2DModel"}, {}, r"axes_dims_rope must hold 3 integers, got \(32, 32\)"),
     (COGVIDEOX | NEEDED[COGVIDEOX["_class_name"]] | {"patch_size": 61}, {}, "patch_size must be at most sample_height"),

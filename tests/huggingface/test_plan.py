@@ -33,7 +33,7 @@ def test_a_plan_made_by_hand_names_its_parameters_and_has_no_config():
     scale = HeadScale("layers.{layer}.s", "layers.{layer}.b", num_heads=3)
     plan = RotaryPlan((learned(query_scale=scale), learned()), "half", rotates_values=True)
     assert plan.parameters == (("alpha", (3,)), ("layers.{layer}.s", (3,)), ("layers.{layer}.b", (3,)))
-    with pytest.raises(ValueError, match="no config says this one"):
+    with pytest.raises(ValueError, match="no config gives this one"):
         plan_to_config(plan)
 
 

@@ -16,8 +16,8 @@ LENGTH = 20
 RECORDED = {case["model"]: case for case in recorded.cases("hf_masks")}
 # By model and kind of layers, the code of the options.
 ROWS = {
-    (model.partition(",")[0], layers): pages.code_in(options)
-    for model, layers, *_, options, _ in pages.rows(PAGE, "model | layers | blocks")
+    (model.partition(",")[0], layers): pages.code_in(options) + ["**by_block"] * (blocks not in ([], ["none"]))
+    for model, layers, *blocks, options in pages.rows(PAGE, "model | layers | blocks")
     + pages.rows(PAGE, "model | layers | options")
 }
 

@@ -235,7 +235,7 @@ def test_rotary_from_config_names_this_function_for_every_tower():
 
 
 def test_no_config_is_written_from_a_towers_plan():
-    with pytest.raises(ValueError, match="no config says this one|must be one that rotary_from_config made"):
+    with pytest.raises(ValueError, match="no config gives this one|must be one that rotary_from_config made"):
         plan_to_config(read(PIXTRAL))
 
 

@@ -3,7 +3,7 @@
 - cuDNN attention: the forward and the backward call take the bias as an operand. They are lowered, and not run here.
 - examples/fused_rope.py, QK-norm and RoPE in one kernel, gives the values of the plain functions.
 
-docs/kernels.md runs JAX's kernels for TPUs; tests/unit/test_kernel_tiles.py tests what the example calls.
+docs/tiles.md runs JAX's kernels for TPUs; tests/unit/test_kernel_tiles.py tests what the example calls.
 """
 
 import functools

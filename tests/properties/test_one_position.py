@@ -105,7 +105,7 @@ def test_what_has_no_sequence_has_one_position():
     jax.eval_shape(lambda p: (pe.sinusoidal(p, 8), pe.cos_sin(p, 8), pe.learned(p, TABLE)), np.int32(7))
     for rotate in (lambda x, p: pe.rotary(x, p, 0, head_axis=-2), lambda x, p: PLAN.rotate(x, 1, p, head_axis=-2)):
         jax.eval_shape(lambda one, five: (rotate(one, None), rotate(five, np.int32(7))), ONE, FIVE)  # noqa: B023
-    with pytest.raises(ValueError, match="got shape .* if axis -2 is that of heads, pass head_axis=-2; to move"):
+    with pytest.raises(ValueError, match="got shape .* if axis -2 holds the heads, pass head_axis=-2; to move"):
         jax.eval_shape(lambda x: pe.rotary(x, np.zeros((2, 5, 1), np.int32), head_axis=None), FIVE)
 
 

@@ -53,8 +53,8 @@ def test_a_release_that_is_not_ready_says_why(part, text, message):
 
 
 def test_the_newest_row_of_releases_is_what_the_project_and_ci_say():
-    """Pythons and lowest versions on docs/releases.md are the ones of pyproject.toml and the workflows."""
-    page = (ROOT / "docs/releases.md").read_text(encoding="utf-8")
+    """Pythons and lowest versions on docs/about.md are the ones of pyproject.toml and the workflows."""
+    page = (ROOT / "docs/about.md").read_text(encoding="utf-8")
     row = page.partition("| posenc_jax | Python | JAX | Flax | NumPy |\n")[2].splitlines()[1]
     pythons = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
     lowest = [f"{need.partition('>=')[2]} or newer" for need in PROJECT["dependencies"]]

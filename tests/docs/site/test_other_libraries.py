@@ -1,4 +1,4 @@
-"""The Equinox and Haiku layers of docs/recipes.md#other-libraries have the output and gradient of its plain JAX."""
+"""The Equinox and Haiku layers of docs/flax.md#other-libraries have the output and gradient of its plain JAX."""
 
 import re
 import textwrap
@@ -16,11 +16,11 @@ Q, K, V = np.random.default_rng(0).normal(size=(3, 12, 4, 16)).astype(np.float32
 
 
 def defined_by(name):
-    """What the recipe's tabs "Plain JAX" and `name` define: `attention_layer`, `table`, `forward`, `f`, `Attention`."""
-    code = [pages.definition("docs/recipes.md", "attention_layer")]
+    """What the tabs "Plain JAX" and `name` define, with `attention_layer`: `table`, `forward`, `f` and `Attention`."""
+    code = [pages.definition("docs/flax.md", "attention_layer")]
     for title in ("Plain JAX", name):
         block = rf'^=== "{title}"\n\n    ```[^\n]*\n(.*?)^    ```$'
-        code += map(textwrap.dedent, re.findall(block, pages.text_of("docs/recipes.md"), flags=re.M | re.S))
+        code += map(textwrap.dedent, re.findall(block, pages.text_of("docs/flax.md"), flags=re.M | re.S))
     return types.SimpleNamespace(**pages.run("\n".join(code), {"jax": jax, "pe": pe, "q": Q, "k": K, "v": V}))
 
 

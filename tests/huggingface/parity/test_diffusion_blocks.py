@@ -25,7 +25,7 @@ WIDTH, HEADS = 256, 2
 @pytest.fixture(scope="module")
 def page():
     """The functions of the page."""
-    names = pages.run(pages.block(PAGE, "import functools").partition("file =")[0], {})
+    names = pages.run(pages.block(PAGE, "import json").partition("file =")[0], {})
     for function in ("linear", "joint_block", "flux2_block", "qwen_image_block", "wan_block"):
         names = pages.run(pages.block(PAGE, f"def {function}("), names)
     return names

@@ -52,8 +52,11 @@ VALUES = [
     ({"key": K[..., :7]}, "key must have the leading axes and the head_dim of query"),
     ({"value": V[:, 1:]}, "value must have the axes of key but for the last"),
     ({"value": V[..., :0]}, "head_dim and value_dim must be at least 1"),
-    ({"query": Q[:, :, :3]}, "the heads of query must be a multiple of those of key, got 3 and 2"),
-    ({"key": K[:, :, :0], "value": V[:, :, :0]}, "the heads of query must be a multiple of those of key, got 4 and 0"),
+    ({"query": Q[:, :, :3]}, "the heads of query must be a multiple of the heads of key, got 3 and 2"),
+    (
+        {"key": K[:, :, :0], "value": V[:, :, :0]},
+        "the heads of query must be a multiple of the heads of key, got 4 and 0",
+    ),
     ({"bias": lambda i, j: pe.alibi(i, j, 3)}, r"bias of shape \(3, 11, 13\) must broadcast to a tile .*" + TILE),
     ({"bias": lambda i, j: jnp.ones((11, 13)), "block_size": 4}, r"bias of shape .*\(2, 4, 4, 4\)"),
     ({"block_size": 0}, "block_size must be at least 1, got 0"),

@@ -53,7 +53,7 @@ def zeros(*shape):
         (ROPE | {"part": "middle"}, ValueError, "part must be one of"),
         ({"bias": pe.alibi, "layout": "interleaved"}, ValueError, "layout and part must be left out unless rotation"),
         ({"rotation": lambda *_: _, "part": "last"}, ValueError, "layout and part must be left out unless rotation"),
-        (ROPE | {"num_axes": 2}, ValueError, "num_axes must be that of the frequencies, 1, or None, got 2"),
+        (ROPE | {"num_axes": 2}, ValueError, "num_axes must be 1, as in the frequencies, or None, got 2"),
         ({"bias": pe.alibi, "num_axes": 0}, ValueError, "num_axes must be at least 1"),
         (ROPE | {"bias_positions": "indices"}, ValueError, "bias_positions must be one of"),
         ({"bias": 3.0}, TypeError, "bias must be a function of positions, got float 3.0"),

@@ -175,7 +175,7 @@ def test_pairs_at_rest_are_those_that_part_leaves_out():
         (
             lambda: pe.multi_section(F, (1, 2, 3), interleaved=True),
             ValueError,
-            "multi_section: sections must give each coordinate its pairs when they are dealt out in turn",
+            "multi_section: sections must be the numbers of pairs that coordinates get when pairs alternate",
         ),
         (lambda: pe.multi_section(F, (2, 4), interleaved=1), TypeError, "multi_section: interleaved must be True"),
         (

@@ -83,7 +83,7 @@ LAST_AXIS = "positions must have a last axis of size 2, one coordinate for each 
             POSITIONS[..., None].repeat(3, -1),
             TWO_AXES,
             ValueError,
-            f"{LAST_AXIS} (2, 5, 3); pass positions[..., None] if all coordinates are equal, as those of text are, or",
+            f"{LAST_AXIS} (2, 5, 3); pass positions[..., None] if all coordinates are equal, as in text, or",
         ),
         (X[:, :2], POSITIONS[:, :2], TWO_AXES, ValueError, "positions of shape (2, 2) must have 3 axes"),
         (  # coordinates first

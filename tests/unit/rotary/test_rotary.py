@@ -257,7 +257,7 @@ TINY = SCALED.with_attention_factor(-2e-39)
         (ValueError, r"positions of shape \(5,\) must broadcast .* \(2, 3\)", {"positions": AT[0], "head_axis": -3}),
         (ValueError, "positions must be given where x has no sequence axis", {"head_axis": (0, 1, 2)}),
         (ValueError, "must not be one for all 5 vectors of x, .*shift_keys", {"positions": 3}),
-        (ValueError, "if axis -2 is that of heads, pass head_axis=-2", {"positions": 3, "head_axis": None}),
+        (ValueError, "if axis -2 holds the heads, pass head_axis=-2", {"positions": 3, "head_axis": None}),
     ],
 )
 def test_invalid_arguments_raise(error, match, change):
