@@ -270,7 +270,8 @@ def on_post_build(config: Any) -> None:
     mend(*scripts.glob("workers/search.*.min.js"), EDGES)
     mend(*scripts.glob("bundle.*.min.js"), LATER)
     moved.write(site, config.site_url or "")
-    searching.rewrite(site / "search" / "search_index.json")
+    keywords = {file.page.url: file.page.meta.get("keywords", []) for file in PAGES}
+    searching.rewrite(site / "search" / "search_index.json", keywords)
     if os.environ.get("CHECK_INCLUDES") == "false":  # of `-- --serve`, where includes may be missing
         return
     llms.write(PAGES, Path(config.site_dir), config.site_name, config.site_description)
