@@ -78,10 +78,10 @@ def bars(result, scheme):
         return None
     counts = [max(len(found.get(case, ())) for case in row) for row in rows]
     # In inches: names at the left of bars, and above and below each row its title and its numbers.
-    names, bar, above, below, top = 1.62, 0.19, 0.44, 0.36, 0.4
+    names, bar, above, below = 1.62, 0.19, 0.44, 0.36
     beside = width / columns - names - 0.15
-    beneath = (1.6 / columns - 0.4) * (len(rows[0]) == columns)  # for the legend, if the first row has no room
-    height = top + bar * sum(counts) + (above + below) * len(rows) + beneath
+    top = 0.8 / columns if len(rows[0]) == columns else 0  # for the legend, if the first row has no room
+    height = top + bar * sum(counts) + (above + below) * len(rows)
     figure, drawn, bottom = Figure(figsize=(width, height)), [], height - top
     for row, count in zip(rows, counts, strict=True):
         bottom -= above + bar * count
@@ -98,13 +98,9 @@ def bars(result, scheme):
             draw_bars(panel, found[case], result["peers"], scheme, limits)
             panel.set_title(title_of(case), loc="left", size="medium", x=0.08 - names / beside)
     handles = [Patch(color=scheme[key], label=label) for key, label in LEGEND.items()]
-    handles.append(Line2D([], [], color=scheme["text"], lw=1, label="1: a plain copy or fill of as many bytes"))
-    figure.suptitle("Time, as a multiple of a plain copy", size="large", y=1 - 0.1 / height, va="top")
-    if not beneath:
-        where = {"loc": "upper left", "bbox_to_anchor": (0.52, 1 - (top + above - 0.1) / height)}
-    else:
-        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.05 / height), "ncols": columns}
-    figure.legend(handles=handles, frameon=False, borderaxespad=0, **where)
+    handles.append(Line2D([], [], color=scheme["text"], lw=1, label="1: the time of a plain copy or fill"))
+    at, columns = ((0, 1), columns) if top else ((0.52, 1 - (above - 0.1) / height), 1)
+    figure.legend(handles=handles, ncols=columns, frameon=False, borderaxespad=0, loc="upper left", bbox_to_anchor=at)
     return figure
 
 
@@ -158,7 +154,7 @@ def accuracy(result, scheme):
         return None
     positions, errors = result["accuracy"]["positions"], result["accuracy"]["errors"]
     errors = {name: row for name, row in errors.items() if any(e is not None for e in row)}
-    figure, axes = single("Error of the encoding", "position (tokens)", "largest error of a cosine or sine", 4.6)
+    figure, axes = single("position (tokens)", "largest error of a cosine or sine", 4.6)
     groups = sorted(alike(errors), key=lambda group: (OURS not in group, -len(group)))
     plain = zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), strict=False)
     for group in groups:
@@ -175,23 +171,22 @@ def accuracy(result, scheme):
             axes.plot(positions, row, label=label, markerfacecolor=face, zorder=4 if ours else 2, **style)
     axes.axhline(2.0**-24, color=scheme["text"], lw=1, ls=":")
     axes.annotate(
-        "6e-8: half an ulp of 1, the rounding of float32",
+        "6e-8: the rounding of float32",
         (1, 2.0**-24),
         xycoords=("axes fraction", "data"),
         xytext=(-5, 4),
         textcoords="offset points",
         ha="right",
-        size="small",
     )
     axes.set(xscale="log", yscale="log")
     figure.legend(loc="outside lower left", frameon=False, handlelength=2.5)
     return figure
 
 
-def single(title, xlabel, ylabel, height):
+def single(xlabel, ylabel, height):
     figure = Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height), layout="constrained")
     axes = figure.subplots()
-    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.grid(True)
     return figure, axes
 
@@ -234,7 +229,6 @@ def growth(result, scheme, over):
         handles = [Line2D([], [], label=result["peers"][name]["name"], **styles[name]) for name in order]
         line[-1].axis("off")
         line[-1].legend(handles=handles, loc="center left", frameon=False, borderaxespad=0, handlelength=2.2)
-    figure.suptitle(f"Time and memory against {over}" if memory else f"Time against {over}", size="large")
     return figure
 
 

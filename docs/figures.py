@@ -3,6 +3,7 @@
 A drawing is a public function of a module in `drawings`: it returns a matplotlib figure, its docstring is the text for
 those who do not see it, and a page shows it by including `figures/NAME.md`. There are four files of each, light and
 dark, for a page's column and for a phone, with letters of the reader's own font. Every run writes the same bytes.
+`phase_error.png` and its dark form, which README shows, are error_home at twice its size, as a browser draws it.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter, NullFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator, NullFormatter
 
 DOCS = pathlib.Path(__file__).parent
 INCLUDES = DOCS.parent / "build" / "docs"
@@ -62,6 +63,7 @@ STYLE = {
     "axes.titlelocation": "left",
     "axes.titlesize": "medium",
     "axes.titleweight": "bold",
+    "figure.constrained_layout.wspace": 0.05,
     "figure.facecolor": "none",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.4,  # points: 12.5 pixels, as in the views
@@ -106,17 +108,21 @@ def power(value: float, _: int | None = None) -> str:
 
 
 def tidy(axes: Axes) -> None:
-    """No box around images and scales of colours; powers of ten as text."""
+    """No box around images and scales of colours; powers of ten as text; no more numbers than have room."""
     if axes.images or axes.get_label() == "<colorbar>":
         axes.spines[:].set_visible(False)
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log" and isinstance(axis.get_major_formatter(), LogFormatter):
             axis.set_major_formatter(power)
             axis.set_minor_formatter(NullFormatter())
+    if type(locator := axes.xaxis.get_major_locator()) is MaxNLocator:
+        room = 96 / axes.figure.dpi * axes.get_window_extent().width
+        locator.set_params(nbins=max(2, min(6, room // 32)), steps=[1, 2, 4, 5, 10])
 
 
 def svg(figure: Figure) -> str:
     """The figure as text, in the reader's font."""
+    figure.draw_without_rendering()
     for axes in figure.axes:
         tidy(axes)
     stream = io.StringIO()

@@ -36,11 +36,12 @@ def panels(
     titles: Iterable[str] = (),
     xlabel: str = "",
     ylabel: str = "",
+    layout: str = "compressed",
     **options: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Axes in rows and columns, with a height in pixels, for a page's column and a phone; labels at the outer ones."""
     rows, columns, height = phone if for_phone() else wide
-    figure = Figure(figsize=(rcParams["figure.figsize"][0], height / 96), layout="compressed")
+    figure = Figure(figsize=(rcParams["figure.figsize"][0], height / 96), layout=layout)
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes, title in zip(grid.flat, titles, strict=False):
         axes.set_title(title)
@@ -71,6 +72,7 @@ def legend(figure: Figure, **options: Any) -> None:
 def fit(figure: Figure, wide: int = 340, phone: int = 300) -> Figure:
     """A figure of posenc_jax.plot in a drawing's size, without its title."""
     figure.set_size_inches(rcParams["figure.figsize"][0], (phone if for_phone() else wide) / 96)
+    figure.set_layout_engine("compressed")
     (figure.suptitle if figure.get_suptitle() else figure.axes[0].set_title)("")
     for old in list(figure.legends):
         old.remove()

@@ -6,8 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import posenc_jax as pe
-from drawings import UPRIGHT, colour_bar, fit, panels, single
-from posenc_jax import plot
+from drawings import UPRIGHT, colour_bar, panels, single
 from posenc_jax.plot import _drawing
 
 
@@ -72,17 +71,6 @@ def four_terms() -> Figure:
         axes.set_yticks(range(len(sentence)), sentence)
     colour_bar(image, grid, "part of the score")
     return figure
-
-
-def tokens_attention() -> Figure:
-    """Attention weights of the tokens The, cat, sat, down, four by four in two panels.
-
-    Without positions all weights are close to a quarter. With positions they range from 0.08 to 0.56, and all
-    tokens but sat attend most to themselves.
-    """
-    x = 0.1 * jax.random.normal(jax.random.key(0), (4, 16))
-    tokens = ["The", "cat", "sat", "down"]
-    return fit(plot.attention_weights(x, pe.sinusoidal(jnp.arange(4), 16), tokens=tokens), 400, 270)
 
 
 def table_similarity() -> Figure:

@@ -23,9 +23,7 @@ def _module() -> ModuleType:
 
 def _drawn(function: str, *args: Any) -> Figure:
     drawer = _module()
-    figure = getattr(drawer, function)(drawer.kept()[0], drawer.SCHEMES[""], *args)
-    (figure.suptitle if figure.get_suptitle() else figure.axes[0].set_title)("")
-    return figure
+    return getattr(drawer, function)(drawer.kept()[0], drawer.SCHEMES[""], *args)
 
 
 def benchmark_bars() -> Figure:

@@ -80,7 +80,7 @@ def bias_curves() -> Figure:
             axes.plot(np.arange(len(values)), values, label=label, drawstyle=drawstyle, **style)
         low, high = axes.get_ylim()
         axes.set_ylim(low - 0.32 * (high - low), high)  # room for the legend
-        axes.legend(handlelength=1.8, columnspacing=0.9, ncols=2, loc="lower center")
+        axes.legend(handlelength=1.4, columnspacing=0.9, ncols=2, loc="lower center")
         axes.xaxis.set_major_locator(_drawing.whole_ticks())
     return figure
 
@@ -100,7 +100,7 @@ def bias_tiles() -> Figure:
         "Sandwich": pe.sandwich(p, p, 8, 128)[7],
         "FIRE, trained": _fire(long, long)[0],
     }
-    figure, grid = panels((1, 4, 280), (2, 2, 510), tiles, "key", "query")
+    figure, grid = panels((1, 4, 270), (2, 2, 470), tiles, "key", "query")
     for axes, (name, tile) in zip(grid, tiles.items(), strict=True):
         tile = np.array(tile)
         if "trained" in name:
@@ -114,26 +114,26 @@ def bias_tiles() -> Figure:
 def offset_table() -> Figure:
     """Left, a table of 7 by 7 offsets in red and blue, red in the middle, with two frames of 4 by 4 cells, one in the
     upper left corner and one around the middle. Right, two grids of 4 by 4 patches, one for each frame: the bias that
-    a query at the upper left patch and a query near the middle give to all patches, each a frame turned by half a turn
+    a query at the upper left patch and a query near the middle give to all patches, each a frame rotated by 180 degrees
     so that the reddest cell lies on the query."""
     window = 4
     offsets = np.mgrid[1 - window : window, 1 - window : window]
     noise = np.asarray(jax.random.normal(jax.random.key(11), offsets.shape[1:]))
     table = 3 * np.exp(-((offsets**2).sum(0)) / 3) - 1 + 0.35 * noise
-    queries = {(0, 0): AMBER, (2, 1): QUERY}
+    queries = {(0, 0): (AMBER, "#a87400"), (2, 1): (QUERY, "#00785c")}  # of a title, and of frames in either scheme
     grid = pe.grid_positions((window, window))
     bias = np.asarray(pe.relative_position_bias(grid, grid, jnp.float32(table)[..., None]))[0]
     titles = ("the table T", *(f"query at {query}" for query in queries))
     ratios = {"height_ratios" if for_phone() else "width_ratios": [7, 4, 4]}
-    figure, (whole, *crops) = panels((1, 3, 370), (3, 1, 720), titles, **ratios)
+    figure, (whole, *crops) = panels((1, 3, 330), (3, 1, 740), titles, layout="constrained", **ratios)
     image = _drawing.image(whole, table, "RdBu_r", -2.5, 2.5, "equal")
     whole.set_xticks(range(7), range(-3, 4))
     whole.set_yticks(range(7), range(-3, 4))
     whole.set(xlabel="p₂ − q₂", ylabel="p₁ − q₁")
-    for axes, ((row, column), colour) in zip(crops, queries.items(), strict=True):
+    for axes, ((row, column), (ink, colour)) in zip(crops, queries.items(), strict=True):
         of_query = bias[row * window + column].reshape(window, window)
         _drawing.image(axes, of_query, "RdBu_r", -2.5, 2.5, "equal")
-        axes.title.set_color(colour)
+        axes.set_title(axes.get_title("left"), color=ink)
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=colour, lw=3))
         whole.add_patch(Rectangle((column - 0.5, row - 0.5), window, window, fill=False, edgecolor=colour, lw=3))
     colour_bar(image, figure.axes, "bias")

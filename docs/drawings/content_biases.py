@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
-from drawings import QUERY, UPRIGHT, colour_bar, legend, panels
+from drawings import UPRIGHT, colour_bar, legend, panels
 from posenc_jax.plot import _drawing
 
 TOKENS = "the", "dog"  # two queries at one place
@@ -87,31 +86,4 @@ def content_methods() -> Figure:
             axes.plot(offsets, curve, label=f"“{TOKENS[i]}”", **style)
         axes.xaxis.set_major_locator(_drawing.whole_ticks())
     legend(figure, handles=grid[0].lines, ncols=2)
-    return figure
-
-
-def content_grid() -> Figure:
-    """Four heatmaps in red and blue over a grid of 14 by 14 patches, with the query framed in the middle. First,
-    one for each of two queries: horizontal stripes crossed by vertical ones, other stripes for the other query.
-    Then the parts of the first: a term that changes from row to row alone, and a term that changes from column to
-    column alone."""
-    side, place = 14, (6, 6)
-    row, column = np.indices((side, side)).reshape(2, -1)
-    terms = [
-        _of_two(coordinate - own, _smooth(seed, 2 * side - 1, 16, 1.5))
-        for coordinate, own, seed in ((row, place[0], 32), (column, place[1], 34))
-    ]
-    biases = {
-        f"“{TOKENS[0]}”, both terms": terms[0][0] + terms[1][0],
-        f"“{TOKENS[1]}”, both terms": terms[0][1] + terms[1][1],
-        f"“{TOKENS[0]}”, the rows": terms[0][0],
-        f"“{TOKENS[0]}”, the columns": terms[1][0],
-    }
-    figure, grid = panels((1, 4, 270), (2, 2, 450), biases)
-    for axes, values in zip(grid, biases.values(), strict=True):
-        image = _drawing.image(axes, values.reshape(side, side), "RdBu_r", -3, 3, "equal")
-        corner = place[1] - 0.5, place[0] - 0.5
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=QUERY, lw=2.5))
-        axes.set(xticks=[], yticks=[])
-    colour_bar(image, grid, "bias")
     return figure

@@ -128,7 +128,7 @@ def sinks() -> Figure:
 
 def layer_spectra() -> Figure:
     """Wavelengths of two kinds of layers of one model, on a logarithmic axis. Full attention begins eight times above
-    sliding windows and rises more steeply: the last pair turns once in 58 thousand positions where there is a window
+    sliding windows and rises more steeply: the last pair rotates once in 58 thousand positions where there is a window
     and once in 45 million in the other layer."""
     config = {
         "model_type": "gemma3_text",
@@ -141,4 +141,4 @@ def layer_spectra() -> Figure:
     }
     layers = rotary_from_config(config).layers
     spectra = {"layers 0 to 4: sliding window": layers[0], "layer 5: full attention": layers[5]}
-    return fit(plot.spectrum({name: layer.frequencies for name, layer in spectra.items()}))
+    return fit(plot.spectrum({name: layer.frequencies for name, layer in spectra.items()}), phone=350)

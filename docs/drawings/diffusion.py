@@ -63,7 +63,7 @@ def diffusion_placements() -> Figure:
     text is a line that goes back from the origin, and the image a plane behind its end. In Ideogram 4 text is a
     diagonal, and the image starts far away on it, at 65,536. In Wan and HunyuanVideo frames are planes one behind
     another. In LTX-Video so are they, but their first pixel is 10 seconds and 1,024 pixels before the origin."""
-    figure, grid = panels((5, 2, 1000), (10, 1, 1900), [panel.title for panel in PANELS])
+    figure, grid = panels((5, 2, 1000), (10, 1, 1900), layout="constrained")
     for axes, panel in zip(grid, PANELS, strict=True):
         _draw(axes, panel)
     return figure
@@ -108,6 +108,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         place = dots[beside] + [-0.6 if side == "right" else 0.3, 0.4]
         axes.annotate(label, place, color=QUERY, va="top", ha=side)
     axes.plot(0, 0, "+", color=rcParams["text.color"], ms=9)
+    axes.set_title(panel.title, pad=16)
     axes.set_aspect("equal")
     axes.margins(0.06)
     axes.autoscale_view()

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import posenc_jax as pe
-from drawings import COLOURS, SECOND, colour_bar, for_phone, panels
+from drawings import COLOURS, colour_bar, for_phone, panels
 from posenc_jax.plot import _drawing
 
 
@@ -29,7 +29,7 @@ def patch_similarity() -> Figure:
         table = np.asarray(table).astype(np.float64)
         similarity = table @ table[row * width + column] / f.num_pairs
         image = _drawing.image(axes, similarity.reshape(height, width), "viridis", -0.5, 1.0, "equal")
-        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=SECOND, lw=2))
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor="black", lw=2))
     colour_bar(image, grid, "cosine similarity")
     return figure
 
@@ -51,7 +51,7 @@ def mixed_similarity() -> Figure:
         score = (turned @ turned[middle] / (2 * pairs)).reshape(side, side)
         image = _drawing.image(axes, score, "viridis", -0.5, 1.0, "equal")
         centre = side // 2 - 0.5
-        axes.add_patch(Rectangle((centre, centre), 1, 1, fill=False, edgecolor=SECOND, lw=2))
+        axes.add_patch(Rectangle((centre, centre), 1, 1, fill=False, edgecolor="black", lw=2))
     colour_bar(image, both, "score / largest")
     return figure
 

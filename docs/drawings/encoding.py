@@ -23,7 +23,7 @@ def small_mesh() -> Figure:
 
 
 def five_waves() -> Figure:
-    """Five sine waves over 50 positions. Feature 0 makes eight turns, feature 2 two and a half, feature 4 under one;
+    """Five sine waves over 50 positions. Feature 0 makes eight cycles, feature 2 two and a half, feature 4 under one;
     feature 8 rises slowly to 0.5 and feature 14 stays near zero."""
     return fit(plot.columns(pe.sinusoidal(jnp.arange(50), 16)), 300)
 
@@ -33,7 +33,7 @@ def wavelengths() -> Figure:
     at 6.3; a wider encoding has a line that rises more gently, and ends nearer to 62,832. A base of one million
     makes the line of width 128 steeper."""
     spectra = {f"width {d}": d for d in (16, 64, 128)} | {"width 128, base 10⁶": pe.geometric(128, 1e6)}
-    return fit(plot.spectrum(spectra))
+    return fit(plot.spectrum(spectra), phone=370)
 
 
 def similarities() -> Figure:

@@ -83,9 +83,8 @@ def far_scores() -> Figure:
         return e / e.sum(axis=1, keepdims=True)
 
     titles = ("scores", "attention weights")
-    figure, (left, right) = panels((1, 2, 360), (2, 1, 600), titles, "position")
-    for axes in (left, right):
-        axes.set(xscale="log", yscale="log")
+    scales = {"xscale": "log", "yscale": "log"}
+    figure, (left, right) = panels((1, 2, 360), (2, 1, 600), titles, "position", subplot_kw=scales)
     for phases in ("exact", "float32"):
         frequencies = pe.geometric(dim).with_precision(phases)
         near = scores(0, pe.geometric(dim))
@@ -121,7 +120,7 @@ def far_loss() -> Figure:
     4.3. On a logarithmic axis the change with exact phases stays near 1e-8; with float32 it rises from there,
     crosses the line of another seed between three and ten million, and jumps behind it."""
     titles = ("loss", "change of the loss")
-    figure, (left, right) = panels((1, 2, 370), (2, 1, 620), titles, "position", xscale="log")
+    figure, (left, right) = panels((1, 2, 370), (2, 1, 620), titles, "position", subplot_kw={"xscale": "log"})
     x = findings.OFFSETS[1:]
     for phases, style in _PHASES.items():
         found = findings.far(phases)[:, 1:]
@@ -130,7 +129,7 @@ def far_loss() -> Figure:
         right.plot(x, np.maximum(findings.change(phases)[1:], 1e-8), **style)
     noise = findings.seed_noise()
     right.axhline(noise, color=rcParams["text.color"], lw=1, ls=(0, (1, 3)))
-    right.text(3e4, noise, "another seed", ha="center", va="bottom")
+    right.annotate("another seed", (3e4, noise), xytext=(0, 3), textcoords="offset points", ha="center")
     right.set(yscale="log", ylabel="bits per byte")
     left.set_ylabel("held-out bits per byte")
     _drawing.legend(figure)

@@ -9,11 +9,11 @@ from drawings import fit, panels
 from posenc_jax import plot
 from posenc_jax.plot import _drawing
 
-FEATURE = 16  # the sine of pair 8 at width 128: 20 positions a turn
+FEATURE = 16  # the sine of pair 8 at width 128: 20 positions per cycle
 
 
 def torn() -> Figure:
-    """One sine wave of 20 positions a turn, near position one million and near one hundred million. Near one million
+    """One sine wave of 20 positions per cycle, near position one million and near one hundred million. Near one million
     the squares of float32 phases lie on the line or just beside it. Near one hundred million they are scattered in
     steps, with no likeness to the line."""
     spectra = pe.geometric(128), pe.geometric(128).with_precision("float32")

@@ -34,7 +34,7 @@ def turned_pairs() -> Figure:
     were, drawn dashed, and the angle between them is the same."""
     step, query, key = 0.42, 0.5, 0.02  # radians a position, and the angles of the contents
     titles = ("a pair at positions 0 to 5", "query at 5, key at 2", "query at 11, key at 8")
-    figure, (fan, here, moved) = panels((1, 3, 280), (3, 1, 840), titles)
+    figure, (fan, here, moved) = panels((1, 3, 255), (3, 1, 770), titles)
     _dial(fan)
     for p in range(6):
         _hand(fan, query + step * p, QUERY, str(p), alpha=0.35 + 0.13 * p)

@@ -24,4 +24,4 @@ def matrices() -> Figure:
 def products() -> Figure:
     """Dot product against offset, from 0 to 20, at width 16: a line that falls from 8 to 5.5 within three steps and
     then swings between 3.6 and 6.4. Hollow marks for four starting positions lie on it, inside each other."""
-    return fit(plot.offset_products(16))
+    return fit(plot.offset_products(16), phone=340)

@@ -52,7 +52,7 @@ def story_count() -> Figure:
     Divided by the length, dog 1 stands at 0.2 among five words and at 0.125 among eight. In bits, four bits flip from 7
     to 8."""
     titles = ("add p", "add p / L", "add the bits of p")
-    figure, (lengths, fractions, bits) = panels((1, 3, 210), (3, 1, 430), titles)
+    figure, (lengths, fractions, bits) = panels((1, 3, 190), (3, 1, 430), titles)
     word, place = np.linalg.norm(_DOG), np.linalg.norm(np.full(4, 7.0))
     lengths.barh([0], [word], color=KEY, label="word")
     lengths.barh([0], [place], left=[word], color=SEEN, label="number")
@@ -65,7 +65,7 @@ def story_count() -> Figure:
     fractions.set(ylim=(-0.6, 1.6), xlim=(-0.05, 1))
     fractions.set_yticks([0, 1], ["8 words", "5 words"])
     codes = np.array([[(p >> bit) & 1 for bit in range(7, -1, -1)] for p in (7, 8)])
-    image = _drawing.image(bits, codes * 1.6 - 0.8, "RdBu_r", -1, 1, "equal")
+    image = _drawing.image(bits, codes * 1.6 - 0.8, "RdBu_r", -1, 1, "auto")
     rgba = image.to_rgba(codes * 1.6 - 0.8)
     for (row, column), bit in np.ndenumerate(codes):
         dark = rgba[row, column, :3].sum() < 1.5
@@ -75,7 +75,7 @@ def story_count() -> Figure:
 
 
 def story_waves() -> Figure:
-    """Five square waves over positions 0 to 31, the bits of the position, that turn every 2, 4, 8, 16 and 32 positions.
+    """Five square waves over positions 0 to 31, the bits of the position, that flip every 2, 4, 8, 16 and 32 positions.
     Behind each lies a sine of the same speed, with a point at each position, red above zero and blue below. Bars below
     them say how far one step moves the code: by 2.0 to 4.5 for bits, by 2.1 to 2.6 for waves."""
     figure, (*rows, steps) = panels((6, 1, 430), (6, 1, 430), sharex=True)
@@ -110,7 +110,7 @@ def story_waves() -> Figure:
 
 def story_hands() -> Figure:
     """Two rows of four clocks, for the sentence at the start of the text and after 20 other words. On each clock stand
-    the hands of dog 1 and dog 2. The hands differ from row to row, the turn between them is the same in each column."""
+    the hands of dog 1 and dog 2. The hands differ between rows, the angle between them is the same in each column."""
     figure, dials = panels((2, 4, 400), (2, 4, 290))
     spectrum = pe.geometric(8, 100)
     for line, before in zip((dials[:4], dials[4:]), (0, 20), strict=True):
@@ -128,9 +128,10 @@ def story_hands() -> Figure:
 
 
 def story_rope() -> Figure:
-    """Two planes with the arrow of a key and the arrow of a query, before and after their turns. The sentence stands at
-    the start of the text in the left one and after 8 other words in the right one. The arrows point elsewhere, the
-    angle between them and the score above the plane are equal. The arrows before their turns are faint."""
+    """Two planes with the arrow of a key and the arrow of a query, before and after their rotations. The sentence
+    stands at the start of the text in the first one and after 8 other words in the second one. The arrows point
+    elsewhere, the angle between them and the score above the plane are equal. The arrows before their rotations are
+    faint."""
     figure, planes = panels((1, 2, 420), (2, 1, 740))
     spectrum = pe.geometric(16).angular[1:2].astype(np.float32)
     query, key = np.array([[1.1, -0.4], [0.02, 1.0]], np.float32)
@@ -149,7 +150,7 @@ def story_rope() -> Figure:
             axes.text(*beyond, name, color=colour, ha="center", va="center", size="large")
         at = f"key at {before + 1}, query at {before + 4}"
         axes.set_title(f"{at}: q · k = {tips[0] @ tips[1]:.3f}")
-    figure.supxlabel("faint: before the turn", size="medium")
+    figure.supxlabel("faint: before the rotation", size="medium")
     return figure
 
 

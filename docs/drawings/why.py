@@ -24,22 +24,21 @@ def error_home() -> Figure:
     axes.lines[2].remove()
     for line, colour in zip(axes.lines, (SECOND, FIRST), strict=True):
         line.set(color=colour, linewidth=2.4, linestyle="-")
-    label = {"size": "large", "weight": "bold", "ha": "right"}
-    axes.annotate("textbook float32", (5e3, 5e-2), color=SECOND, **label)
-    axes.annotate("posenc_jax", (2e9, 6e-9), color=FIRST, **label)
+    axes.text(1.5, 0.3, "textbook float32", color=SECOND, size="large", weight="bold")
+    axes.text(2e9, 6e-9, "posenc_jax", color=FIRST, size="large", weight="bold", ha="right")
     axes.set(title="", xlabel="position", ylabel="largest error", ylim=(1e-9, 10))
     axes.set_xticks([1, 1e3, 1e6, 1e9], ["1", "1 thousand", "1 million", "1 billion"])
     return figure
 
 
 def three_tokens() -> Figure:
-    """Four 3 by 3 tables of attention weights between cat, sat and down. In the upper row, without positions, the
-    table of the order cat sat down and that of the order down cat sat are equal cell by cell. In the lower row, with
+    """Four 3 by 3 tables of attention weights between cat, sat and down. In the first two, without positions, the
+    table of the order cat sat down and that of the order down cat sat are equal cell by cell. In the other two, with
     positions, they differ: the weight of cat for itself, for one, depends on where it stands."""
     places = np.asarray(pe.sinusoidal(np.arange(3), 4), np.float64)
     back = np.argsort(ORDER)
     rows = {"without positions": np.zeros_like(places), "with positions": places}
-    figure, grid = panels((2, 2, 560), (2, 2, 420), (), "key", "query", sharex=True, sharey=True)
+    figure, grid = panels((1, 4, 260), (2, 2, 420), (), "key", "query", sharex=True, sharey=True)
     for line, (name, encoding) in zip((grid[:2], grid[2:]), rows.items(), strict=True):
         here = _drawing.self_attention(TOKENS + encoding)
         there = _drawing.self_attention(TOKENS[ORDER] + encoding)[back][:, back]

@@ -81,8 +81,8 @@ def legend(figure: Figure, title: str | None = None) -> None:
     labels = [str(drawn.get_label()) for drawn in figure.axes[0].lines]
     # Fits as many columns as possible: a character is about 0.6 em wide, a handle with its margins about 4.5 em.
     width = 72 * figure.get_figwidth() / rcParams["font.size"]
-    columns = int(width / (0.6 * max(map(len, labels)) + 4.5))
-    columns = min(max(columns, 1), len(labels))
+    entries = [0.6 * len(label) + 4.5 for label in labels if not label.startswith("_")]
+    columns = len(entries) if sum(entries) <= width else max(int(width / max(entries)), 1)
     figure.legend(
         loc="outside lower center", ncols=columns, title=title, frameon=False, handlelength=2.5, columnspacing=1
     )
