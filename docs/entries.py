@@ -47,7 +47,8 @@ def overview(index: str) -> str:
     def names(row: re.Match[str]) -> str:
         page = row[2] or "index.md"
         shown = completed((PAGES / page).read_text(encoding="utf-8"))
-        links = (f"[`{name.rpartition('.')[2]}`]({page}#{name})" for name in ENTRY.findall(shown))
+        public = [name for name in ENTRY.findall(shown) if not name.startswith("posenc_jax.linen.")]  # as in NNX
+        links = (f"[`{name.removeprefix('posenc_jax.')}`]({page}#{name})" for name in public)
         return f"{row[1]} {', '.join(links)} |"
 
     return ROW.sub(names, completed(index))
