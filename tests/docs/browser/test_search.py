@@ -16,7 +16,7 @@ from helpers.pages import program
 QUESTIONS = {
     "gguf": ["huggingface"],
     "colab": ["notebooks/features", "notebooks/from_scratch"],
-    "int8": ["about", "inference"],
+    "int8": ["about"],
     "license": ["about"],
     "cite": ["about"],
     "flash attention bias": ["tiles", "api/attention"],
