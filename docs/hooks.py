@@ -100,6 +100,11 @@ PAGES: list[Any] = []
 GUIDES: dict[str, dict[str, Counter[tuple[str, str]]]] = {}  # by name and page: how often a section mentions the name
 
 
+def on_nav(nav: Any, files: Any, **_: Any) -> None:
+    """The first page is the site's home in a section too: the logo leads there, also from the file system."""
+    nav.homepage = files.get_file_from_path("index.md").page
+
+
 def on_files(files: Any, config: MkDocsConfig) -> None:
     """Counts where the guides mention each public name."""
     GUIDES.clear()
