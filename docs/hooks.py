@@ -9,7 +9,11 @@ from typing import Any
 
 import card
 import llms
+import mathematics
+import moved
 import notebooks
+import pictures
+import searching
 from entries import completed, overview
 from folding import fold
 from markdown import Extension, Markdown
@@ -61,10 +65,24 @@ VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
 DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r'^( *```)text\n(?= *--8<-- "outputs/)', flags=re.MULTILINE)
-FOLDED = '<details class="success"'
+FOLDED = re.compile(r'<details class="(?:success|more)"')
+CHECKED = re.compile(r'(<details class="success"[^>]*>\s*)<summary>Check(?:ed at build)?(?:: (.+?))?</summary>')
+KATEX = re.compile(r'<link rel="stylesheet" href="[^"]*katex\.min\.css">\s*')
+# What the theme's scripts do with every page and need not, and what they do instead: the index and the worker of the
+# search are loaded for a page that was found, to mark its words, or when the search opens.
+LATER = {
+    r'\$\(location\.protocol!=="file:"\),(?=[\w$]+\("search"\))': "",
+    r'(?<=\w\("search\.highlight"\))\?(?=\w+\(\w+,\{index)': "&&/[?&]h=/.test(location.search)?",
+    r"(?<=,t=new )Worker\(e\)": (
+        "class extends EventTarget{postMessage(e){if(!this.w){this.w=new Worker(this.u);"
+        'this.w.addEventListener("message",t=>this.dispatchEvent(new MessageEvent("message",{data:t.data})))}'
+        "this.w.postMessage(e)}constructor(e){super();this.u=e}}(e)"
+    ),
+}
 # lunr writes a node's edges as labels and numbers of nodes, end to end. Where labels are digits, different nodes are
 # written alike and merged: a query then expands to a term that no page has, and the search throws.
-EDGES = "e=e+s+o.id"
+EDGES = {r"e=e\+s\+o\.id": "e=e+s+o.id+','"}
+UNFOUND = '\n{: data-search-exclude="1" }\n'  # of a paragraph: the plugin of the search drops what has a value again
 MOST = 6  # guides shown for one name
 LISTS = ("index.md", "choose.md", "about.md")
 # The guide of names that none shows.
@@ -80,6 +98,11 @@ OF_LINEN = "    options: {members: false, show_docstring_parameters: false, show
 
 PAGES: list[Any] = []
 GUIDES: dict[str, dict[str, Counter[tuple[str, str]]]] = {}  # by name and page: how often a section mentions the name
+
+
+def on_nav(nav: Any, files: Any, **_: Any) -> None:
+    """The first page is the site's home in a section too: the logo leads there, also from the file system."""
+    nav.homepage = files.get_file_from_path("index.md").page
 
 
 def on_files(files: Any, config: MkDocsConfig) -> None:
@@ -116,7 +139,7 @@ def guides(name: str) -> str:
     found = [sections.most_common(1)[0][0] for sections in pages]
     if not found and (guide := OF_MODULE.get(name.split(".")[1])):
         found = [guide]
-    return "\nGuides: " + " ·\n".join(f"[{words}](../{link})" for words, link in found) + "\n" if found else ""
+    return "\nGuides: " + " ·\n".join(f"[{words}](../{link})" for words, link in found) + UNFOUND if found else ""
 
 
 def entry(match: re.Match[str]) -> str:
@@ -190,7 +213,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Folds assertions, and leads from the reference to the guides and back."""
     page.meta.setdefault("description", llms.summary(markdown) or config.site_description)
     if page.file.src_uri.startswith("api/"):
-        page.meta["search"] = {"boost": 2}  # who types a name looks for it
+        page.meta["search"] = {"boost": 1.5}  # who types a name looks for it
         return ENTRY.sub(entry, overview(markdown) if page.file.src_uri == "api/index.md" else completed(markdown))
     markdown = installed(markdown, config)
     text = linked(markdown if page.meta.get("assertions") == "shown" else fold(markdown))
@@ -210,7 +233,10 @@ def viewers(html: str, page: Any, config: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
-    """Mends what converters guess, hides source and checks from the search, links source to REPO_URL; adds views."""
+    """Mends what converters guess, hides source and checks from the search, links source to REPO_URL; adds views.
+
+    Checks get a short name, for the corner of their block, and pictures wait until they are looked at.
+    """
 
     def public(match: re.Match[str]) -> str:
         text = match[0]
@@ -225,18 +251,32 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
         code = DOCSTRING.sub("", match[3])  # it stands above
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
-    html = html.replace(FOLDED, f"{FOLDED} data-search-exclude")
+    html = FOLDED.sub(r"\g<0> data-search-exclude", html)
+    html = CHECKED.sub(lambda m: f"{m[1]}<summary>checked</summary>" + (f"<p>{m[2]}</p>" if m[2] else ""), html)
+    html = pictures.deferred(html, page.file.src_uri, Path(config.docs_dir))
     html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
     return SOURCE.sub(source, SIGNATURE.sub(public, html)) + viewers(html, page, config)
 
 
+def mend(script: Path, changes: dict[str, str]) -> None:
+    """Changes a script of the theme; each pattern must be there once."""
+    code = script.read_text(encoding="utf-8")
+    for pattern, written in changes.items():
+        code, times = re.subn(pattern, lambda match: written, code)  # noqa: B023
+        if times != 1:
+            raise PluginError(f"{script.name} is another than docs/hooks.py mends: {times} times {pattern}")
+    script.write_text(code, encoding="utf-8")
+
+
 def on_post_build(config: Any) -> None:
-    """Writes the pages as Markdown, llms.txt, and the picture of links; mends the search."""
-    (worker,) = Path(config.site_dir, "assets", "javascripts", "workers").glob("search.*.min.js")
-    code = worker.read_text(encoding="utf-8")
-    if code.count(EDGES) != 1:
-        raise PluginError(f"{worker.name} has another lunr: is every term of its token set in its index?")
-    worker.write_text(code.replace(EDGES, f"{EDGES}+','"), encoding="utf-8")
+    """Writes the pages as Markdown, llms.txt, the picture of links, and pages that lead on; mends the search."""
+    site = Path(config.site_dir)
+    scripts = site / "assets" / "javascripts"
+    mend(*scripts.glob("workers/search.*.min.js"), EDGES)
+    mend(*scripts.glob("bundle.*.min.js"), LATER)
+    moved.write(site, config.site_url or "")
+    keywords = {file.page.url: file.page.meta.get("keywords", []) for file in PAGES}
+    searching.rewrite(site / "search" / "search_index.json", keywords)
     if os.environ.get("CHECK_INCLUDES") == "false":  # of `-- --serve`, where includes may be missing
         return
     llms.write(PAGES, Path(config.site_dir), config.site_name, config.site_description)
@@ -244,9 +284,15 @@ def on_post_build(config: Any) -> None:
 
 
 def on_post_page(output: str, page: Any, config: Any, **_: Any) -> str:
-    """Drops what names a private module, and the theme's question to GitHub how many stars there are; adds metadata."""
+    """Sets mathematics, adds metadata; drops private modules' names and the theme's question for stars on GitHub."""
     output = PRIVATE.sub("", output).replace(' data-md-component="source"', "")
-    output = output.replace("</head>", f"{shared(page, config)}</head>", 1)
+    output = output.replace("</head>", f"{shared(page, config)}{moved.script(page.url)}</head>", 1)
+    try:
+        output = mathematics.with_formulas(output)
+    except ValueError as error:
+        raise PluginError(f"{page.file.src_uri}: {error}") from None
+    if 'class="katex' not in output:
+        output = KATEX.sub("", output)
     for private, written in LISTED.items():
         output = re.sub(private, written, output)
     return output

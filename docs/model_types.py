@@ -1,9 +1,9 @@
-"""The table of model types as Markdown, from the facts that the library reads configs by."""
+"""The lists of model types as Markdown, from the facts that the library reads configs by."""
 
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from posenc_jax import hf
 from posenc_jax.hf._config import parse_text_config
@@ -61,15 +61,26 @@ def in_transformers() -> tuple[set[str], str]:
 
 
 def census() -> Iterator[str]:
-    """The lines of the table of what is recorded."""
+    """The lines that say what is recorded."""
     types = recorded()
     yield f"## Recorded: {len(types)} of {len(MODELS)} model types {{ #recorded }}"
     yield ""
-    yield "| what the tests without torch compare with | model types |"
-    yield "| --- | --- |"
-    yield f"| values that transformers computed | {names([*types])} |"
-    without = "no value of transformers, which lacks the type or a class for its frequencies"
-    yield f"| {without} | {names([*MODELS.keys() - types])} |"
+    yield "The tests without torch compare with values that transformers computed. It lacks these types, or a class for"
+    yield f"their frequencies, and computed none: {names([*MODELS.keys() - types])}."
+
+
+def base(model: Model) -> str:
+    """The base, or one per layer type."""
+    if model.never_rotates:
+        return "–"
+    if model.bases:
+        return " / ".join(dict.fromkeys(f"{base:,.0f}" for _, base in model.bases.values()))
+    return "required" if model.theta is None else f"{model.theta:,.0f}"
+
+
+def filtered(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of a list that docs/assets/site.js filters, in full where no script runs."""
+    yield from ('<div class="pe-types" markdown="1">', "", *lines, "", "</div>")
 
 
 def facts(model: Model) -> Iterator[str]:
@@ -92,19 +103,16 @@ def facts(model: Model) -> Iterator[str]:
 
 
 def _base(model: Model) -> Iterator[str]:
-    if model.theta is None:
-        yield "a base must be given"
-    elif model.bases:
+    if model.bases:
         bases = {f"{base:,.0f}" for _, base in model.bases.values()}
         by_type = ", ".join(f"{base:,.0f} ({name.split('_')[0]})" for name, (_, base) in model.bases.items())
-        yield f"base {by_type if len(bases) > 1 else bases.pop()}"
+        if len(bases) > 1:
+            yield f"base {by_type}"
         if model.scaled_types == USUAL.scaled_types:
             yield "an old `rope_scaling` is for full layers"
-    elif model.theta != USUAL.theta:
-        yield f"base {model.theta:,.0f}"
     for key, (since, before) in model.changed_defaults.items():
-        key = "" if key == "rope_theta" else f"`{key}` "
-        yield f"before transformers {since} {key}{before:,.0f}; a config without it must name its release"
+        key = "the base" if key == "rope_theta" else f"`{key}`"
+        yield f"before transformers {since} {key} was {before:,.0f}; a config without it must name its release"
     if model.ignores:
         yield f"{' and '.join(f'`{key}`' for key in model.ignores)} only in `rope_parameters`"
     if model.nested:
@@ -210,7 +218,7 @@ def tower_facts(tower: Tower) -> Iterator[str]:
 
 
 def towers() -> Iterator[str]:
-    """The lines of the tables of vision towers."""
+    """The lines of vision towers."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for name, tower in TOWERS.items():
         notes = "; ".join([*tower_facts(tower), *([NOTES[name]] if name in NOTES else [])])
@@ -219,10 +227,10 @@ def towers() -> Iterator[str]:
         groups.setdefault((tower_pairs(tower), tower.layout, notes), []).append(name)
     yield f"## Vision towers: {len(TOWERS)} model types"
     yield ""
-    yield "| model types | pairs | layout | where no key says otherwise |"
-    yield "| --- | --- | --- | --- |"
-    for (pairs, layout, notes), types in sorted(groups.items(), key=lambda item: sorted(item[1])):
-        yield f"| {names(types)} | {pairs} | {layout} | {notes[0].upper()}{notes[1:]} |"
+    yield from filtered(
+        f"- {names(types)}: {pairs}, {layout}. {notes[0].upper()}{notes[1:]}"
+        for (pairs, layout, notes), types in sorted(groups.items(), key=lambda item: sorted(item[1]))
+    )
 
 
 def frames(model: Multimodal) -> str:
@@ -240,7 +248,7 @@ def frames(model: Multimodal) -> str:
 
 
 def multimodal() -> Iterator[str]:
-    """The lines of the table of multimodal models."""
+    """The lines of multimodal models."""
     of_wholes = {thinker: whole for whole, thinker in THINKERS.items()}
     groups: dict[tuple[str, str], list[str]] = {}
     for name, model in MULTIMODAL.items():
@@ -248,43 +256,48 @@ def multimodal() -> Iterator[str]:
         groups.setdefault((frames(model), after), []).extend({name, of_wholes.get(name, name)})
     yield f"## Images and videos among text: {len(MULTIMODAL) + len(THINKERS)} model types"
     yield ""
-    yield "| model types | placeholders of the frames of a video | the part after a grid starts at |"
-    yield "| --- | --- | --- |"
-    for (run, after), types in groups.items():
-        yield f"| {names(types)} | {run} | {after} |"
+    yield "How the frames of a video stand among the tokens, and where the part after a grid starts:"
     yield ""
-    yield "| not read | why |"
-    yield "| --- | --- |"
-    for reason in dict.fromkeys(MULTIMODAL_REFUSED.values()):
-        yield f"| {names([name for name, why in MULTIMODAL_REFUSED.items() if why == reason])} | {reason} |"
+    yield from filtered(
+        f"- {names(types)}: {run}; the next part starts at {after}" for (run, after), types in groups.items()
+    )
+    yield ""
+    yield "Not read:"
+    yield ""
+    yield from filtered(refused(MULTIMODAL_REFUSED))
+
+
+def refused(reasons: Mapping[str, str]) -> Iterator[str]:
+    """The lines of types that are not read, by their reasons."""
+    for reason in dict.fromkeys(reasons.values()):
+        yield f"- {reason}: {names([name for name, why in reasons.items() if why == reason])}"
+
+
+def table() -> Iterator[str]:
+    """The table of model types, one per line."""
+    in_release, _ = in_transformers()
+    yield "| model type | base | pairs | where no key says otherwise | transformers |"
+    yield "| --- | --: | --- | --- | --- |"
+    for name in sorted(MODELS, key=str.lower):
+        model = MODELS[name]
+        text = "; ".join(facts(model))
+        text += (". " if text else "") + " ".join(str(REWRITERS[name].__doc__).split()) if name in REWRITERS else ""
+        text += "".join(f"; {key} must be {value!r}" for key, value in FIXED.get(name, {}).items())
+        text = text.removeprefix("; ")
+        more = f"<details><summary>{text[0].upper()}{text[1:]}</summary></details>" if text else ""
+        layout = "as the config sets it" if model.layout is None else model.layout
+        yield f"| `{name}` | {base(model)} | {layout} | {more} | {'✓' if name in in_release else '–'} |"
 
 
 def lines() -> Iterator[str]:
-    """The lines of the page's tables."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    of_release, release = in_transformers()
-    for name, model in MODELS.items():
-        text = "; ".join(facts(model)) or f"base {model.theta:,.0f}"
-        text += f". {' '.join(str(REWRITERS[name].__doc__).split())}" if name in REWRITERS else ""
-        text += "".join(f"; {key} must be {value!r}" for key, value in FIXED.get(name, {}).items())
-        row = release if name in of_release else "–", str(model.layout), f"{text[0].upper()}{text[1:]}"
-        groups.setdefault(row, []).append(name)
+    """The lines of the page's lists."""
     yield f"## Read: {len(MODELS)} model types"
     yield ""
-    yield "| model types | transformers | pairs | where no key says otherwise |"
-    yield "| --- | --- | --- | --- |"
-    for row, types in sorted(groups.items(), key=lambda item: sorted(map(str.lower, item[1]))):
-        yield f"| {names(types)} | {' | '.join(row)} |"
-    yield ""
-    yield from census()
-    yield ""
-    yield from towers()
-    yield ""
-    yield from multimodal()
+    yield from filtered(table())
+    for section in (census, towers, multimodal):
+        yield ""
+        yield from section()
     yield ""
     yield f"## Refused by name: {len(REFUSED)} model types"
     yield ""
-    yield "| model types | why |"
-    yield "| --- | --- |"
-    for reason in dict.fromkeys(REFUSED.values()):
-        yield f"| {names([name for name, why in REFUSED.items() if why == reason])} | {reason} |"
+    yield from filtered(refused(REFUSED))

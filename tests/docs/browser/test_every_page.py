@@ -16,13 +16,16 @@ FORMULAS = """() => [
   ...[...document.querySelectorAll(".katex-error")].map((e) => `KaTeX cannot read ${e.textContent}`),
   ...[...document.querySelectorAll(".arithmatex:not(:has(.katex))")].map((e) => `not typeset: ${e.textContent}`),
 ]"""
-# Pictures that are broken, or belong to the other scheme.
-PICTURES = """(scheme) => [...document.images].flatMap((image) => {
+# Pictures that are broken, or belong to the other scheme. They need not wait until they are near the window.
+PICTURES = """async (scheme) => {
+  for (const image of document.images) image.loading = "eager";
+  await Promise.allSettled([...document.images].map((image) => image.decode()));
+  return [...document.images].flatMap((image) => {
   const source = image.getAttribute("src"), only = /#only-(light|dark)$/.exec(source);
   if (image.closest(".pe-wide, .pe-phone")?.offsetHeight === 0) return [];  // the form for other windows
   if (!image.naturalWidth) return [`${source} does not load`];
   return only && image.offsetWidth > 0 !== (only[1] === scheme) ? [`${source} in the ${scheme} scheme`] : [];
-})"""
+})}"""
 # Whether the page is wider than the window, and which elements stick out first.
 TOO_WIDE = """() => {
   const {scrollWidth, clientWidth} = document.scrollingElement;

@@ -1,6 +1,7 @@
-"""The site's own search finds a page of the reference first for each public name.
+"""The site's own search finds what people type: a page of the reference first for each public name, and the page that
+answers first or second for questions in their words.
 
-No term of its index makes it throw. A check that is folded on its page is not in the index.
+No term of its index makes it throw. What it shows are sentences, without formulas, code and folded checks.
 """
 
 import json
@@ -11,10 +12,60 @@ from visits import ROOT, SITE
 
 from helpers.pages import program
 
+# What people type, and the pages that answer.
+QUESTIONS = {
+    "gguf": ["huggingface"],
+    "colab": ["notebooks/features", "notebooks/from_scratch"],
+    "int8": ["about"],
+    "license": ["about"],
+    "cite": ["about"],
+    "flash attention bias": ["tiles", "api/attention"],
+    "2d rope vit": ["dimensions", "vision"],
+    "rope theta": ["rope", "huggingface", "api/configs"],
+    "kv cache": ["inference", "api/attention"],
+    "sliding window": ["masks", "inference"],
+    "packing": ["masks"],
+    "yarn": ["api/frequencies"],
+    "ntk": ["api/frequencies"],
+    "longrope": ["api/frequencies"],
+    "llama 3 rope": ["contexts", "rope"],
+    "alibi slopes": ["biases", "api/biases"],
+    "t5 buckets": ["biases", "api/biases"],
+    "relative position bias": ["biases", "api/biases"],
+    "nan gradient": ["phases", "adding"],
+    "bfloat16": ["phases", "adding"],
+    "float16": ["phases", "adding"],
+    "tpu": ["tiles", "devices", "speed"],
+    "gpu": ["tiles", "devices", "speed"],
+    "install": ["index", "choose"],
+    "pip": ["index", "choose"],
+    "jax version": ["about"],
+    "python version": ["about"],
+    "huggingface config": ["huggingface", "api/configs"],
+    "m-rope": ["dimensions", "vision"],
+    "video": ["dimensions", "vision", "diffusion"],
+    "vit": ["dimensions", "vision"],
+    "sinusoidal table": ["sinusoidal", "api/encodings"],
+    "learned embedding": ["adding", "choose"],
+    "interpolate position embedding": ["adding", "vision"],
+    "context extension": ["contexts"],
+    "speed": ["speed"],
+    "accuracy": ["phases", "evidence"],
+    "dropout": ["flax", "about"],
+    "cross attention": ["masks", "flax"],
+    "decode": ["inference"],
+    "export": ["inference"],
+    "shard": ["devices", "api/positions"],
+    "linen": ["flax", "api/flax"],
+    "nnx": ["flax", "api/flax"],
+    "contributing": ["about"],
+    "changelog": ["about"],
+}
+
 
 @pytest.fixture(scope="module")
 def search(reader):
-    """A function that types a query and returns the page that is found first, such as "api/rotary"."""
+    """A function that types a query and returns the pages that are found, such as "api/rotary", the best first."""
     page = reader.new_page()
     page.goto(f"{SITE.as_uri()}/index.html")
     page.keyboard.press("/")
@@ -29,7 +80,9 @@ def search(reader):
                 "(some) => some === !!document.querySelector('.md-search-result__item')",
                 arg=has_results,
             )
-        return re.sub(r"^.*/site/|\.html.*$", "", page.locator(".md-search-result__item a").first.get_attribute("href"))
+        links = "(items) => items.map((item) => item.querySelector('a').href)"
+        items = page.locator(".md-search-result__item").evaluate_all(links)
+        return [re.sub(r"^.*/site/|\.html.*$", "", link) for link in items]
 
     yield found
     page.close()
@@ -65,10 +118,26 @@ def test_every_term_that_a_query_may_expand_to_is_in_the_index(browser, site_ind
     page.close()
 
 
-def test_a_folded_check_is_not_in_the_index_and_its_definition_is(site_index):
-    """That of docs/inference.md."""
-    text = " ".join(entry["text"] for entry in site_index["docs"])
-    assert "out, whole[:, 5:6]" not in text and "def step(cache, q" in text
+def test_what_the_search_shows_are_sentences(site_index):
+    """Without formulas and blocks of code, whose names are found, and without checks that are folded on their pages."""
+    text = "<p>A sine of \\(p\\) &amp; \\(\\omega_k\\).</p>\n<pre><code>y = pe.rotary(x, head_axis=-2)</code></pre>"
+    entry = program("searching").entry({"location": "a.html", "title": "A", "text": text})
+    assert entry["text"].strip() == "<p>A sine of p &amp; ωₖ.</p>" and entry["code"] == "rotary head_axis"
+    for entry in site_index["docs"]:
+        assert not re.search(r"<pre>|\\[a-zA-Z(\[]", entry["text"]), entry["location"]
+    for path in SITE.rglob("*.html"):
+        for folded in re.findall(r'<details class="success"[^>]*>', path.read_text(encoding="utf-8")):
+            assert "data-search-exclude" in folded, path.name
+
+
+def test_formulas_are_written_in_characters_where_they_can_be():
+    plain = program("mathematics").plain
+    assert [plain(tex) for tex in (r"9\cdot10^{-8}", r"p\omega_k", r"\frac{a}{b}")] == ["9·10⁻⁸", "pωₖ", "…"]
+
+
+@pytest.mark.parametrize("query", QUESTIONS)
+def test_the_page_that_answers_is_first_or_second(search, query):
+    assert {*search(query)[:2]} & {*QUESTIONS[query]}, search(query)[:4]
 
 
 def test_a_page_of_the_reference_comes_first_for_its_names(search):
@@ -77,10 +146,10 @@ def test_a_page_of_the_reference_comes_first_for_its_names(search):
     pages = [path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md")]
     names = [name for page in pages for name in entries.ENTRY.findall(entries.completed(page))]
     assert len(names) > 50
-    first = {name: search(name.rpartition(".")[2]) for name in names}
+    first = {name: search(name.rpartition(".")[2])[0] for name in names}
     assert {name: page for name, page in first.items() if not page.startswith("api/")} == {}
 
 
 @pytest.mark.parametrize("query", ["flux 2", "wan", "qwen-image", "ltx-2", "hunyuanvideo", "cogvideox", "z-image"])
 def test_the_page_of_diffusion_models_comes_first_for_their_names(search, query):
-    assert search(query) == "diffusion"
+    assert search(query)[0] == "diffusion"

@@ -18,7 +18,7 @@ from helpers.pages import ROOT, program
 from tools import budget
 
 DOCS, SITE = ROOT / "docs", ROOT / "site"
-ENTRIES = program("entries")
+ENTRIES, MOVED = program("entries"), program("moved").read()
 
 
 class Page(html.parser.HTMLParser):
@@ -42,6 +42,8 @@ def pages():
     assert SITE.exists(), "no site: nox -s docs builds it"
     found = {path.relative_to(SITE).as_posix(): Page(path) for path in SITE.rglob("*.html")}
     del found["404.html"]  # the one page that is shown in place of others, so its links begin at the site's address
+    for name in MOVED.keys() - {path.relative_to(DOCS).with_suffix(".html").as_posix() for path in DOCS.rglob("*.md")}:
+        del found[name]
     assert len(found) == len(list(DOCS.rglob("*.md")))
     return found
 
@@ -82,6 +84,17 @@ def test_links_lead_somewhere(pages):
                 if unquote(url.fragment) not in pages[path.relative_to(SITE.resolve()).as_posix()].ids:
                     broken.append(f"{name}: {target} has no such anchor")
     assert broken == []
+
+
+def test_old_addresses_lead_to_pages_and_sections_that_exist(pages):
+    for new in (new for sections in MOVED.values() for new in sections.values()):
+        page, _, section = new.partition("#")
+        assert page in pages and (not section or section in pages[page].ids), new
+
+
+def test_a_section_that_has_moved_is_gone(pages):
+    left = {name: sections.keys() & pages[name].ids.keys() for name, sections in MOVED.items() if name in pages}
+    assert {name: ids for name, ids in left.items() if ids} == {}
 
 
 def test_ids_are_unique(pages):
@@ -125,6 +138,7 @@ def test_examples_of_docstrings_are_no_quotations():
 
 def test_no_mathematics_is_left_as_text(pages):
     for name in pages:
+        assert "arithmatex" not in re.sub(r'<(div|span) class="arithmatex"><span class="katex', "", text_of(name)), name
         text = re.sub(r"<(pre|code|script|style)\b.*?</\1>", "", text_of(name), flags=re.S)
         assert not re.search(r"(?<!\\)\$[^$\n]{1,80}\$", re.sub(r"<[^>]*>", "", text)), name
 
