@@ -286,7 +286,7 @@
       });
       for (const [y, kind] of [
         [12, "sine alone: how far it is from "],
-        [88, "sine and cosine: the rotation from "],
+        [88, "sine and cosine: the angle from "],
       ]) {
         const text = write(g, 2, y, kind, "start");
         for (const [name, word] of [
