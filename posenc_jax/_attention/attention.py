@@ -146,7 +146,7 @@ def attention(
       scale: $c$, $1/\sqrt{\text{head\_dim}}$ by default. An array that broadcasts to (..., queries, heads) multiplies
         the query.
       block_size: the largest number of queries or keys per tile.
-      implementation: "xla", also for None, or "mosaic_gpu" for experimental kernels on NVIDIA Hopper.
+      implementation: None and "xla" are the same; "mosaic_gpu" selects experimental kernels on NVIDIA Hopper.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too.
 
     Returns:

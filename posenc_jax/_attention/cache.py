@@ -273,7 +273,7 @@ def kv_cache(
 
     Reference:
       Pope et al., "Efficiently Scaling Transformer Inference", 2022, section 3.3; Jiang et al., "Mistral 7B", 2023,
-      section 2 (the ring).
+      section 2 (rolling buffer).
     """
     left, right = parse_window(window)
     require(right in (None, 0), "window[1] must be None or 0, as queries see no later keys, got {}", right)
