@@ -146,7 +146,7 @@ def attention(
       scale: $c$, $1/\sqrt{\text{head\_dim}}$ by default. An array that broadcasts to (..., queries, heads) multiplies
         the query.
       block_size: the largest number of queries or keys per tile.
-      implementation: "xla" or None; "mosaic_gpu" for experimental kernels on NVIDIA Hopper.
+      implementation: None and "xla" are the same; "mosaic_gpu" selects experimental kernels on NVIDIA Hopper.
       return_residual: whether to return $\ell_i = \ln \sum_j e^{s_{ij}}$ too.
 
     Returns:
@@ -158,18 +158,18 @@ def attention(
       TypeError: if an argument, the dtype of key or value, or the result of bias has the wrong type.
       ValueError: if shapes or shardings do not fit, or an axis that is not leading is symbolic.
       ValueError: if one of a pair of arguments is missing, data are given without bias, or orders without causal.
-      ValueError: if concrete key positions return to an earlier one, as in packed rows, under a causal mask or a window
-        with a right bound, without segments, orders, data or a mask of queries.
+      ValueError: if concrete key positions go back, as in packed rows, under a causal mask or a window with a right
+        bound, and no segments, orders, data or mask per query keep documents apart.
       ValueError: if a number is out of bounds, or the implementation is unknown or does not support this.
 
     Notes:
       - Tiles that masks hide are skipped. Other tiles compute their bias, and compute it again for derivatives. Outside
         `jax.jit`, each call with a bias recompiles.
-      - Forward and reverse mode reach residuals and arrays that bias closes over. Second derivatives take linear memory
-        too. Use `jax.vjp`, not `jax.linear_transpose`.
+      - Residuals are differentiable too, and so are arrays that bias closes over, in forward and reverse mode. Second
+        derivatives take linear memory too. Use `jax.vjp`, not `jax.linear_transpose`.
       - Scores and sums are float32 (float64 for float64 operands). Weights are cast to value's dtype. Masked keys and
         values must be finite.
-      - Explicit mesh axes may shard the first leading axis and heads; `jax.shard_map`, sequences too.
+      - Explicit mesh axes may shard the first leading axis and heads. In `jax.shard_map`, sequences may be sharded too.
 
     Reference:
       Rabe and Staats, "Self-attention Does Not Need O(n²) Memory", 2021, section 2; Dao et al., "FlashAttention", 2022,

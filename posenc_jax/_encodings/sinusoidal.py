@@ -48,7 +48,7 @@ def sinusoidal(
       frequencies: $\omega$, as `Frequencies`, as an int (a width, for `geometric(width)`), or as a float array of
         angular frequencies of shape (num_pairs,), which may be learned or traced.
       layout: which features form a pair. "interleaved": features 2i and 2i + 1 are the sine and the cosine of pair i.
-        "half": features i and i + num_pairs are. An odd width drops the last cosine.
+        "half": they are features i and i + num_pairs. An odd width drops the last cosine.
       dtype: dtype of the result, any float dtype. The encoding is computed in float32 and rounded once.
 
     Returns:
@@ -58,7 +58,7 @@ def sinusoidal(
     Raises:
       TypeError: if positions are not integers or float32, or if dtype is float64 while x64 is off.
       ValueError: if concrete integer positions lie outside int32, if rounding to float32 would change a position by
-        more than 0.001, or if a shape or the layout is not one of the above.
+        more than 0.001, if a shape does not fit, or if layout is unknown.
 
     Notes:
       - In float32, each feature is within 9e-8 of its true value at every int32 position, positive or negative, for
@@ -71,7 +71,7 @@ def sinusoidal(
         256.
       - The encoding is differentiable in float positions and in an array of frequencies. A NumPy float64 array of
         frequencies is taken at its exact values.
-      - With precision="float32", positions outside int32 give whatever the float32 formula gives.
+      - Frequencies with precision="float32" follow the float32 formula for positions outside int32 too.
 
     Reference:
       Vaswani et al., "Attention Is All You Need", 2017, section 3.5.

@@ -92,7 +92,7 @@ def yarn(
     truncate: bool = True,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    r"""YaRN: keeps high frequencies, interpolates low ones, blends between them, and raises the amplitude.
+    r"""YaRN: keeps high frequencies, divides low frequencies by the factor, blends between, and raises the amplitude.
 
     $$\omega'_i = \omega_i \left(1 - \gamma_i + \frac{\gamma_i}{s}\right), \quad
       \gamma_i = \operatorname{clip}\left(\frac{i - l}{h - l}, 0, 1\right), \quad
@@ -115,7 +115,7 @@ def yarn(
       beta_fast: pairs that make at least this many cycles in $L$ are unchanged.
       beta_slow: pairs that make at most this many cycles in $L$ are interpolated: their frequency is divided by $s$. At
         most beta_fast.
-      truncate: whether $c(\beta_\text{fast})$ is first rounded down and $c(\beta_\text{slow})$ rounded up to integers.
+      truncate: whether to round $c(\beta_\text{fast})$ down and $c(\beta_\text{slow})$ up to integers first.
       attention_factor: the amplitude, positive; $0.1 \ln s + 1$ by default.
 
     Returns:
@@ -162,7 +162,7 @@ def longrope(
     length: int,
     attention_factor: float | None = None,
 ) -> Frequencies:
-    r"""LongRoPE: divides each frequency by its own factor, from one list for short sequences or another for long ones.
+    r"""LongRoPE: divides each frequency by its own factor, from a list for short or a list for long sequences.
 
     $$\omega'_i = \omega_i / \lambda_i, \qquad a = \sqrt{1 + \frac{\ln s}{\ln L}} \text{ (1 if } s \le 1 \text{)}$$
 

@@ -100,9 +100,9 @@ def cos_sin(positions: ArrayLike, frequencies: Frequencies | int | jax.Array, *,
 
     Returns:
       A `CosSin`, which unpacks into cosines and sines. Both are float32 arrays of shape (..., num_pairs), or (..., 2 ·
-      num_pairs) with one column per feature. They are within 9e-8 · a at every int32 position, and NaN where a position
-      lies outside int32 but could not be rejected at trace time. Differentiable in float positions and in an array of
-      frequencies.
+      num_pairs) with one column per feature. They are within 9e-8 · a of their true values at every int32 position, and
+      NaN where a position lies outside int32 but could not be rejected at trace time. Differentiable with respect to
+      float positions and an array of frequencies.
 
     Raises:
       TypeError: if positions are not integers or float32, or frequencies have the wrong type.

@@ -88,7 +88,7 @@ def pope(
         Reverse mode stores only arguments.
 
     See Also:
-      `shift_keys`, to move cached keys; the guide to RoPE, section "PoPE: what and where apart".
+      `shift_keys`, to move cached keys; the guide to RoPE, section "PoPE: content apart from position".
 
     Reference:
       Gopalakrishnan et al., "Decoupling the 'What' and 'Where' With Polar Coordinate Positional Embeddings", 2025,

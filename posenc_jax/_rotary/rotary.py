@@ -68,13 +68,13 @@ def rotary(
       frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies, of shape
         (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). Features beyond the width are unchanged. `None`
         means base 10,000.
-      layout: which features form a pair: "half", i and i + num_pairs (most Hugging Face models), or "interleaved", 2i
-        and 2i + 1 (GPT-J, Cohere, Meta's Llama weights).
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
         for (..., seq, head_dim), or a tuple of axes.
+      layout: which features form a pair: "half", i and i + num_pairs (most Hugging Face models), or "interleaved", 2i
+        and 2i + 1 (GPT-J, Cohere, Meta's Llama weights).
       part: which features are rotated if the width is below head_dim: the "first" or the "last".
       inverse: whether to undo the rotation, and divide by $a$.
-      cos_sin: what `cos_sin` returns, instead of positions and frequencies.
+      cos_sin: a `CosSin`, such as `cos_sin` returns, instead of positions and frequencies.
 
     Returns:
       The rotated x, with its shape and dtype. It is NaN where a position lies outside int32 but could not be checked.
@@ -83,18 +83,18 @@ def rotary(
       TypeError: if an argument has the wrong type or dtype.
       ValueError: if shapes do not fit, head_dim is symbolic, or several tokens would share one position or one row of
         cos_sin.
-      ValueError: if positions are `None` and the frequencies have several axes, or x has a single token, no sequence
+      ValueError: if positions are `None`, and the frequencies have several axes or x has a single token, no sequence
         axis or over 2³¹ tokens.
       ValueError: if positions, frequencies or inverse are given with cos_sin, or its columns do not fit the layout.
-      ValueError: if layout or part is unknown, the width is odd, or $1/a$ is beyond float32.
+      ValueError: if layout or part is unknown, the width is odd, or inverse is True and $1/a$ is beyond float32.
 
     Notes:
       - The score of a query at $p$ and a key at $q$ depends only on $p - q$.
       - Angles are correct at every int32 position, with the same bits in a decode step. Products and sums are float32
         (float64 for float64 x) and rounded once. Sines and cosines are float32.
-      - Differentiable in all float arrays to any order, in forward and reverse mode. The derivative in x alone stores
-        only positions and frequencies.
-      - `checkify` does not look inside. Pallas kernels call `posenc_jax.kernels` instead.
+      - Differentiable in all float arrays to any order, in forward and reverse mode. The derivative with respect to x
+        alone stores only positions and frequencies.
+      - `checkify` does not check the code inside. In Pallas kernels, call `posenc_jax.kernels` instead.
 
     See Also:
       `shift_keys`; `axial` for several coordinates; `yarn` for longer contexts.

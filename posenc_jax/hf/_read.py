@@ -50,7 +50,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
     Args:
       config: a parsed config.json, or an object whose to_dict() returns one. In the config of a multimodal model,
         text_config is read.
-      layout: "half" or "interleaved", for weights in another layout than the model_type's. It must be given if the
+      layout: "half" or "interleaved", for weights whose layout differs from the model_type's. It must be given if the
         config has neither a model_type nor `rope_interleave`.
       length: the length, prompt and answer together, of the longest sequence. It must be given for the rope types
         "dynamic" and "longrope", whose frequencies depend on it. Use one length for the lifetime of a KV cache.
@@ -61,7 +61,7 @@ def rotary_from_config(config: Any, *, layout: Layout | None = None, length: int
 
     Raises:
       TypeError: if config is not a mapping, or a value does not have the type of its key.
-      ValueError: if a key is missing, misspelled, not used or contradicts another, or a value is outside its range.
+      ValueError: if a key is missing, misspelled, unused or contradicts another key, or a value is outside its range.
       ValueError: if length or layout is needed and not given, or the model rotates in a way that a plan cannot express.
 
     Notes:

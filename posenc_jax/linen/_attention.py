@@ -125,11 +125,11 @@ def positional_attention(
         alone; if a function returns another shape; or if attention does not support an argument.
 
     Notes:
-      The attention_fn takes the arguments of `nn.dot_product_attention`. It adds that function's bias to these biases,
+      The attention_fn takes the arguments of `nn.dot_product_attention`. It adds the argument bias to its own biases,
       accepts a `SegmentMask` as mask, and takes two more arguments, which `functools.partial` binds:
 
       - `input_positions`, for the layer's inputs, queries and keys alike.
-      - `key_positions`, for other keys, as in cross-attention.
+      - `key_positions`, for keys at other positions, as in cross-attention.
 
       Without them, positions count from 0. If queries and keys differ in number, give both, except in a step of a layer
       with `decode=True`, whose keys are Flax's cache. content_bias gets query and key neither rotated nor scaled.

@@ -89,11 +89,11 @@ def positional_attention(
       >>> import functools
       >>> import posenc_jax as pe
       >>> tiles = functools.partial(pe.attention, window=(127, 0))
-      >>> of_tiles = positional_attention(rotation=8, bias=bias, attention=tiles)
+      >>> tiled = positional_attention(rotation=8, bias=bias, attention=tiles)
       >>> # batch, seq, heads, head_dim
       >>> q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 8))
       >>> whole = attend(q, k, v, is_causal=True)
-      >>> bool(jnp.allclose(of_tiles(q, k, v, is_causal=True), whole, atol=1e-6))
+      >>> bool(jnp.allclose(tiled(q, k, v, is_causal=True), whole, atol=1e-6))
       True
 
     Args:
@@ -121,12 +121,12 @@ def positional_attention(
         alone; if a function returns another shape; or if attention does not support an argument.
 
     Notes:
-      The attention_fn takes the arguments of `nnx.dot_product_attention`. It adds that function's bias to these biases,
+      The attention_fn takes the arguments of `nnx.dot_product_attention`. It adds the argument bias to its own biases,
       accepts a `SegmentMask` as mask, and takes two more arguments:
 
       - `input_positions`, for the layer's inputs, queries and keys alike. `nnx.MultiHeadAttention` passes them on
         (since Flax 0.12.9).
-      - `key_positions`, for other keys, as in cross-attention.
+      - `key_positions`, for keys at other positions, as in cross-attention.
 
       Without them, positions count from 0. If queries and keys differ in number, give both, except in a step of a layer
       with `decode=True`, whose keys are Flax's cache. content_bias gets query and key neither rotated nor scaled.
