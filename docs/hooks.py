@@ -67,7 +67,14 @@ FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r'^( *```)text\n(?= *--8<-- "outputs/)', flags=re.MULTILINE)
 FOLDED = re.compile(r'<details class="(?:success|more)"')
 CHECKED = re.compile(r'(<details class="success"[^>]*>\s*)<summary>Check(?:ed at build)?(?:: (.+?))?</summary>')
-KATEX = re.compile(r'<link rel="stylesheet" href="[^"]*katex\.min\.css">\s*')
+KATEX = re.compile(r'<link rel="stylesheet" href="([^"]*)katex\.min\.css">\s*')
+# Asks for the fonts of most formulas before these are laid out, so that no line moves when they come; from the file
+# system, browsers refuse it.
+FONTS = (
+    r"\g<0><script>if (location.protocol !== 'file:') for (const name of ['Main-Regular', 'Math-Italic'])"
+    r" document.head.append(Object.assign(document.createElement('link'), {rel: 'preload', as: 'font',"
+    r" type: 'font/woff2', crossOrigin: '', href: `\1fonts/KaTeX_${name}.woff2`}))</script>\n"
+)
 # What the theme's scripts do with every page and need not, and what they do instead: the index and the worker of the
 # search are loaded for a page that was found, to mark its words, or when the search opens.
 LATER = {
@@ -291,8 +298,7 @@ def on_post_page(output: str, page: Any, config: Any, **_: Any) -> str:
         output = mathematics.with_formulas(output)
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None
-    if 'class="katex' not in output:
-        output = KATEX.sub("", output)
+    output = KATEX.sub(FONTS if 'class="katex' in output else "", output)
     for private, written in LISTED.items():
         output = re.sub(private, written, output)
     return output
