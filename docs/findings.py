@@ -105,7 +105,7 @@ def null() -> str:
     return (
         f"**Up to {last:,} positions, float32 phases change a loss by less than another seed does.** Small RoPE "
         f"models were trained on windows of {LENGTH} bytes, and then read held-out windows that begin further out. At "
-        f"position 10,000, float32 phases change the cost of a byte by {change('float32')[index(10_000)]:.0e} bits, at "
+        f"position 10,000, float32 phases change the loss by {change('float32')[index(10_000)]:.0e} bits per byte, at "
         f"{last:,} by {change('float32')[index(last)]:.4f}; another seed changes it by {seed_noise():.4f}. **If a loss "
         f"at such positions is all you care about, exactness is no reason to choose this library.**"
     )
@@ -153,7 +153,7 @@ def offsets() -> str:
             loss = [f"{far(phases)[:, at].mean():.4f}" for phases in ("exact", "float32", "bfloat16")]
             changed = [f"{100 * far(phases, 'changed')[:, at].mean():.2f}%" for phases in ("exact", "float32")]
             rows.append(f"| {offset:,} | {' | '.join(loss)} | {' | '.join(changed)} |")
-    head = "| window begins at | exact | float32 | bfloat16 | predictions changed, exact | float32 |"
+    head = "| window begins at | loss, exact | float32 | bfloat16 | predictions changed, exact | float32 |"
     return "\n".join([head, "| ---: | ---: | ---: | ---: | ---: | ---: |", *rows])
 
 
@@ -167,7 +167,7 @@ def seen() -> str:
         f"{rise('float32', 3 * 10**7):.2f} bits more. float32 has every integer up to 2²⁴ = {2**24:,}; beyond that, "
         f"neighbouring tokens share a position. bfloat16 has every integer up to {2**8}, and breaks in the same way at "
         f"300, by {rise('bfloat16', 300):.2f} bits.\n\n"
-        f"A mean hides what happens earlier. At one million, float32 phases make another next byte the most likely one "
+        f"The mean hides earlier changes. At one million, float32 phases make another next byte the most likely one "
         f"for {share('float32', 10**6)} of the bytes, and at ten million for {share('float32', 10**7)}. With exact "
         f"phases that is {share('exact', last)} at {last:,}."
     )

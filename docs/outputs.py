@@ -19,6 +19,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import diffusion_models
+import drawings
 import figures
 import findings
 import flax
@@ -36,8 +37,16 @@ BLOCK = re.compile(
     r"(?:\s*!\[[^\]]*\]\((?:\.\./)?figures/(?P<figure>\w+)\.svg\))?",
     flags=re.MULTILINE | re.DOTALL,
 )
-WIDTH = 5.4  # inches
-STYLE = figures.STYLE | {"axes.grid": False, "figure.facecolor": "white", "savefig.facecolor": "white", "font.size": 11}
+WIDTH, HEIGHT = 5.4, 3.6  # inches, at most: on a phone, its text is legible
+STYLE = figures.STYLE | {
+    "axes.grid": False,
+    "axes.prop_cycle": matplotlib.cycler(color=drawings.COLOURS),
+    "figure.facecolor": "white",
+    "font.size": 11,
+    "legend.facecolor": "white",
+    "legend.frameon": True,
+    "savefig.facecolor": "white",
+}
 NEEDS = re.compile(r"# needs Flax (\d+(?:\.\d+)*)\b")
 
 
@@ -73,12 +82,12 @@ def too_new(code: str) -> str | None:
 
 
 def draw(name: str) -> None:
-    """Writes matplotlib's current figure, not wider than its text stays legible on a phone."""
+    """Writes matplotlib's current figure in the style of the site, on white."""
     from matplotlib import pyplot
 
     FIGURES.mkdir(exist_ok=True)
     figure = pyplot.gcf()
-    figure.set_size_inches(figure.get_size_inches() * min(1, WIDTH / figure.get_figwidth()))
+    figure.set_size_inches(min(WIDTH, figure.get_figwidth()), min(HEIGHT, figure.get_figheight()))
     figure.tight_layout()
     (FIGURES / f"{name}.svg").write_text(figures.in_scheme(figures.svg(figure), 0), encoding="utf-8")
     pyplot.close("all")

@@ -137,7 +137,7 @@ def _refuse_derivative(primals: Any, tangents: Any) -> Any:
 
 @public
 def cos_sin(positions: jax.Array, constants: jax.Array | Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    r"""The cosines and sines of a tile of positions, $a\cos\omega p$ and $a\sin\omega p$.
+    r"""The cosines and sines of a tile of positions, $a\cos\omega p$ and $a\sin\omega p$ with amplitude $a$.
 
     Examples:
       >>> import jax.numpy as jnp

@@ -117,7 +117,7 @@ globalThis.posenc = (() => {
     },
     proportional({d, base, factor, fraction = 0.25}) {
       const turning = Math.floor((fraction * d) / 2);
-      if (!turning) throw new RangeError(`A quarter of ${d / 2} pairs leaves none to turn: choose a larger width.`);
+      if (!turning) throw new RangeError(`A quarter of ${d / 2} pairs leaves none to rotate: choose a larger width.`);
       return {omega: spectrum(d, base).map((w, i) => (i < turning ? w / factor : 0))};
     },
   };

@@ -1,4 +1,4 @@
-// The scenes of "Positions from nothing" that turn queries and keys: RoPE, longer texts, and two dimensions.
+// The scenes of "Positions from nothing" that rotate queries and keys: RoPE, longer texts, and two dimensions.
 "use strict";
 {
   const {TAU, dot, geometric, angular, rotary, scalings, axialSimilarity, offsetSimilarity} = posenc;
@@ -27,7 +27,7 @@
     return {narrow, radius, x: narrow ? width / 2 : radius + 8, y: radius + 6, unit: radius / LONGEST};
   }
 
-  // Where a vector points in the picture: its first number up and its second to the right, so that it turns like the
+  // Where a vector points in the picture: its first number up and its second to the right, so that it rotates like the
   // hands of the clocks, clockwise from twelve.
   const onScreen = ([u, v], unit) => [unit * v, -unit * u];
 
@@ -38,7 +38,7 @@
     return arrow.length === 2 && length > SHORTEST - 0.001 && length < LONGEST + 0.001 ? arrow : undefined;
   }
 
-  // The arrow of the query or the key, which can be dragged after its turn.
+  // The arrow of the query or the key, which can be dragged after its rotation.
   function vector(name, which, label) {
     // The arrow at another angle, and longer.
     function at(settings, angle, more = 0) {
@@ -209,12 +209,12 @@
       const bad = shares.filter(Boolean).length;
       const blur = slowed[0] < plain[0] ? `, no longer ${degrees(plain[0])}: neighbours blur` : "";
       const words =
-        `${bad ? `${bad} of 8 arrows reach` : "No arrow reaches"} angles that training never showed. ` +
+        `${bad ? `${bad} of 8 arrows reach` : "No arrow reaches"} angles that never occurred in training. ` +
         `One more word rotates the fastest by ${degrees(slowed[0])}${blur}.`;
       return {
         label:
-          `Eight rings, one for each arrow: grey-blue is what ${count(512)} positions show, orange what ` +
-          `${count(512 * factor)} add. ${words}`,
+          `Eight rings, one per arrow: grey-blue marks the angles of ${count(512)} positions, orange the new ` +
+          `angles of ${count(512 * factor)}. ${words}`,
         words,
       };
     },
@@ -312,10 +312,10 @@
         });
       }
       const [below, beside] = [likeness[how](1, 0), likeness[how](0, 1)].map((value) => fixed(value, 2));
-      const words = `Likeness to the patch beside it: ${beside}; to the one below: ${below}.`;
+      const words = `Similarity to the patch beside it: ${beside}; to the patch below: ${below}.`;
       return {
         label:
-          `Two grids of ${SIDE} by ${SIDE} patches: a dog chasing a dog, and the likeness of the encoding of ` +
+          `Two grids of ${SIDE} by ${SIDE} patches: a dog chasing a dog, and the similarity of the encoding of ` +
           `row ${row}, column ${column} to all others, ` +
           `${how === "one" ? "a bright band along its row" : "a bright cross along its row and column"}. ${words}`,
         words,

@@ -1,4 +1,4 @@
-// The scenes of "Positions from nothing", from words without places to the turn of a clock's hand.
+// The scenes of "Positions from nothing", from words without positions to the rotation of a clock's hand.
 "use strict";
 {
   const {geometric, angular, phase, selfAttention} = posenc;
@@ -129,7 +129,7 @@
     return percent(share);
   }
 
-  // The places p/L of the words of the sentence, and of a text of p + 1 words.
+  // The positions p/L of the words of the sentence, and of a text of p + 1 words.
   function fractions(g, w, p) {
     title(g, 0, "add p / L");
     const x = (part) => 6 + part * (w - 12);
@@ -144,7 +144,7 @@
     line(g, "rule", `M${x(1 / 5)} 42L${x(1 / (p + 1))} 68`);
     write(g, x(1), 33, "5 words", "end");
     write(g, x(1), 86, `${count(p + 1)} words`, "end");
-    write(g, 0, 101, `dog ① stands at 0.2, and at ${fixed(1 / (p + 1), 3)}.`, "start said");
+    write(g, 0, 101, `dog ① is at 0.2, and at ${fixed(1 / (p + 1), 3)}.`, "start said");
   }
 
   // The bits of p and of p + 1.
@@ -163,13 +163,13 @@
       });
     });
     const flipped = flips.filter(Boolean).length;
-    write(g, 0, 101, `One word on, ${flipped} ${flipped === 1 ? "bit flips" : "bits flip"}.`, "start said");
+    write(g, 0, 101, `One word later, ${flipped} ${flipped === 1 ? "bit flips" : "bits flip"}.`, "start said");
     return flipped;
   }
 
   define("count", {
     settings: {p: 7},
-    controls: [slider("p", "The last word stands at position p", 4, 127), play(4, "p")],
+    controls: [slider("p", "Position p of the last word", 4, 127), play(4, "p")],
     height: (width) => (width < 600 ? 3 * 122 : 112),
     draw(g, {p}, [width]) {
       const wide = width >= 600;
@@ -181,13 +181,13 @@
       return {
         label:
           `Position ${p} in three ways. Adding p, the word is ${share} of the sum. Adding p over L, the first dog ` +
-          `stands at 0.2 in a text of 5 words and at ${fixed(1 / (p + 1), 3)} in one of ${p + 1}. In bits, ${flipped} ` +
+          `is at 0.2 in a text of 5 words and at ${fixed(1 / (p + 1), 3)} in one of ${p + 1}. In bits, ${flipped} ` +
           `of ${BITS} flip from ${p} to ${p + 1}.`,
       };
     },
   });
 
-  // ------------------------------------------------------------------------------------------- 3: from bits to waves
+  // ------------------------------------------------------------------------------------------- 3: from bits to sines
 
   const [LENGTH, ROWS] = [32, 5];
   // Bit j of p from -1 to 1 as it becomes a wave: the higher the edge, the more square. At edge 0 it is a sine.
@@ -250,7 +250,7 @@
       return {
         label:
           "Five curves over positions 0 to 31, which repeat every 2, 4, 8, 16 and 32 positions, " +
-          `${round ? `${round} percent round` : "square like bits"}. ${said}`,
+          `${round ? `${round} percent of the way from bits to sines` : "square like bits"}. ${said}`,
         words: said,
       };
     },
@@ -286,7 +286,7 @@
       });
       for (const [y, kind] of [
         [12, "sine alone: how far it is from "],
-        [88, "sine and cosine: the rotation from "],
+        [88, "sine and cosine: the angle from "],
       ]) {
         const text = write(g, 2, y, kind, "start");
         for (const [name, word] of [
@@ -301,7 +301,7 @@
       const apart = TURNS.map((turn) => Math.sin(phase(second, turn)) - Math.sin(phase(first, turn)));
       return {
         label:
-          `Four pairs. The first dog stands at position ${count(first)}, the second at ${count(second)}. ` +
+          `Four pairs. The first dog is at position ${count(first)}, the second at ${count(second)}. ` +
           `Their sines differ by ${apart.map((x) => fixed(x, 2)).join(", ")}; on the clocks the rotations are ` +
           `${OMEGA.map((w) => degrees(w * APART)).join(", ")} at every position.`,
       };

@@ -171,7 +171,7 @@
       return {
         label:
           `${omega.length} clocks. From position 0 to ${count(p)} the hand of the first has made ${made(omega[0])} ` +
-          `cycles, the hand of the last ${made(omega.at(-1))}. Second hands stand at position ${count(p + k)}: the first ` +
+          `cycles, the hand of the last ${made(omega.at(-1))}. Second hands are at position ${count(p + k)}: the first ` +
           `is ${small(Math.abs(k * omega[0]) / TAU)} cycles ` +
           `from the first hand, the last ${small(Math.abs(k * omega.at(-1)) / TAU)}.`,
       };
@@ -237,7 +237,7 @@
       "Within the original length " +
       `${within(omega)} of ${d / 2} pairs complete a cycle, unscaled ${within(plain)}.` +
       (amplitude ? ` The amplitude becomes ${amplitude.toFixed(6)}.` : "") +
-      (resting ? ` ${resting} pairs rest and are not drawn.` : "")
+      (resting ? ` ${resting} pairs do not rotate and are not drawn.` : "")
     );
   }
 

@@ -52,7 +52,7 @@ def content_over_position() -> Figure:
 def four_terms() -> Figure:
     """Four heatmaps of nine words by nine words.
 
-    Content with content is large on the diagonal and where the returning words the and sat meet themselves; content
+    Content with content is large on the diagonal and where the repeated words the and sat meet themselves; content
     with position and position with content are weak and irregular, mirror images of each other; position with
     position is constant along diagonals and falls with the distance.
     """
@@ -81,7 +81,7 @@ def table_similarity() -> Figure:
     """
     tables = {
         "sinusoidal": pe.sinusoidal(jnp.arange(64), 64),
-        "fresh table": 0.02 * jax.random.normal(jax.random.key(0), (64, 64)),
+        "untrained table": 0.02 * jax.random.normal(jax.random.key(0), (64, 64)),
     }
     figure, both = panels((1, 2, 430), (1, 2, 260), tables, "position", "position", sharey=True)
     for axes, table in zip(both, tables.values(), strict=True):

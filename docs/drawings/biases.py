@@ -114,7 +114,7 @@ def bias_tiles() -> Figure:
 def offset_table() -> Figure:
     """Left, a table of 7 by 7 offsets in red and blue, red in the middle, with two frames of 4 by 4 cells, one in the
     upper left corner and one around the middle. Right, two grids of 4 by 4 patches, one for each frame: the bias that
-    a query at the upper left patch and a query near the middle give to all patches, each a frame rotated by 180 degrees
+    a query at the upper left patch and a query near the middle give to all patches, each a frame rotated by 180°
     so that the reddest cell lies on the query."""
     window = 4
     offsets = np.mgrid[1 - window : window, 1 - window : window]

@@ -55,7 +55,7 @@ PANELS = (
 
 def diffusion_placements() -> Figure:
     """Ten panels of small sequences in perspective: rows go down, columns to the right and the first coordinate back.
-    In Flux 1 all text is at the origin, the first pixel of the image, and a reference image stands one step behind. In
+    In Flux 1 all text is at the origin, the first pixel of the image, and a reference image is one step behind. In
     Flux 2 text is a line on a fourth coordinate, and reference images are 10 and 20 steps behind. In Qwen-Image the
     origin is the middle of the image, and text a diagonal that starts at its edge. In LongCat-Image text is the
     diagonal of the first plane, and image and reference begin where it ends, on the next planes. In Ovis-Image it is

@@ -45,16 +45,16 @@ def similarities() -> Figure:
 def counter() -> Figure:
     """Two heatmaps over positions 0 to 31, five columns each. Left, the bits of the position: the first column
     alternates at each step, the second every two steps, up to the fifth, which is 0 in the upper half and 1 in the
-    lower. Right, five waves with the same periods: red, positive, in the same cells where the bit is 1, in softer
-    steps."""
+    lower. Right, five negated sines with the same periods: red, positive, in the same cells where the bit is 1, in
+    softer steps."""
     positions, j = np.arange(32), np.arange(5)
     bits = positions[:, None] >> j & 1
     frequencies = jnp.asarray(2 * np.pi / 2.0 ** (j + 1), jnp.float32)
     waves = pe.sinusoidal(jnp.asarray(positions, jnp.float32) + 0.5, frequencies, layout="half")[:, :5]
-    codes = {"bits (red: 1)": 2 * bits - 1, "waves, −sin": -np.asarray(waves)}
+    codes = {"bits (red: 1)": 2 * bits - 1, "negated sines": -np.asarray(waves)}
     figure, both = panels((1, 2, 420), (1, 2, 400), codes, "period (positions)", "position", sharey=True)
     for axes, values in zip(both, codes.values(), strict=True):
         image = _drawing.image(axes, values, "RdBu_r", -1, 1, "auto")
         axes.set_xticks(j, [f"{2 ** (k + 1)}" for k in j])
-    colour_bar(image, both, "value of the wave", [-1, 0, 1])
+    colour_bar(image, both, "value of the sine", [-1, 0, 1])
     return figure

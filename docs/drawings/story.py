@@ -1,4 +1,4 @@
-"""The scenes of the story as they stand before anyone moves them."""
+"""The scenes of the story as they are before anyone moves them."""
 
 import matplotlib
 import numpy as np
@@ -49,7 +49,7 @@ def story_shuffle() -> Figure:
 
 def story_count() -> Figure:
     """Three panels for position 7. Adding 7 to each number of a word leaves the word a small part of the sum's length.
-    Divided by the length, dog 1 stands at 0.2 among five words and at 0.125 among eight. In bits, four bits flip from 7
+    Divided by the length, dog 1 is at 0.2 among five words and at 0.125 among eight. In bits, four bits flip from 7
     to 8."""
     titles = ("add p", "add p / L", "add the bits of p")
     figure, (lengths, fractions, bits) = panels((1, 3, 190), (3, 1, 430), titles)
@@ -77,7 +77,7 @@ def story_count() -> Figure:
 def story_waves() -> Figure:
     """Five square waves over positions 0 to 31, the bits of the position, that flip every 2, 4, 8, 16 and 32 positions.
     Behind each lies a sine of the same speed, with a point at each position, red above zero and blue below. Bars below
-    them say how far one step moves the code: by 2.0 to 4.5 for bits, by 2.1 to 2.6 for waves."""
+    them say how far one step moves the code: by 2.0 to 4.5 for bits, by 2.1 to 2.6 for sines."""
     figure, (*rows, steps) = panels((6, 1, 430), (6, 1, 430), sharex=True)
     fine, whole = np.linspace(-0.5, 31.5, 2000), np.arange(32)
     codes = []
@@ -174,7 +174,7 @@ def story_layouts() -> Figure:
 
 def story_stretch() -> Figure:
     """Two rows of eight rings for a text eight times as long as in training. Without a scaling, the rings of the slow
-    arrows 4 to 7 have large parts in orange, angles that training never showed. With YaRN no ring has any."""
+    arrows 4 to 7 have large parts in orange, angles that never occurred in training. With YaRN no ring has any."""
     figure, rings = panels((2, 8, 250), (2, 8, 170))
     plain = pe.geometric(16)
     rows = {"none": plain, "YaRN": pe.yarn(16, 10_000, 8, 512)}
@@ -191,8 +191,8 @@ def story_stretch() -> Figure:
 
 
 def story_grid() -> Figure:
-    """Two grids of 16 by 16 patches: how alike the encoding of one patch is to all others, yellow for alike. With the
-    patches numbered in one line, a bright band lies along its row. With row and column, a bright cross lies along
+    """Two grids of 16 by 16 patches: how similar the encoding of one patch is to all others, yellow for similar. With
+    the patches numbered in one line, a bright band lies along its row. With row and column, a bright cross lies along
     both."""
     cells = np.asarray(pe.grid_positions((16, 16)))
     encodings = {

@@ -28,7 +28,7 @@ LOST = np.iinfo(np.int32).min  # the position of all slots in a row that has los
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KVCache:
-    """Keys and values of past tokens, with the position of each token. `kv_cache` creates it, `extend` adds tokens.
+    """Keys, values and positions of past tokens. `kv_cache` creates a cache, `extend` adds tokens.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -85,8 +85,8 @@ class KVCache:
 
         Raises:
           TypeError: if key or value has another dtype than the cache, or positions, layer or slots are not integers.
-          ValueError: if shapes do not fit, or the cache has too few slots: a call needs left + tokens of them if there
-            is a window, and tokens of them otherwise.
+          ValueError: if shapes do not fit, or the cache has too few slots: with a window, a call needs left + tokens
+            slots, otherwise one slot per token.
           ValueError: if a row skips a position, would lose a key that its queries see, or has a slot out of range, and
             the values are concrete on a CPU. If they are traced or on another device, all keys of that row become NaN
             instead, and so do its outputs.

@@ -91,8 +91,8 @@ def content_bias(
 
     Notes:
       - The bias is not scaled. If the model scales it with the scores, multiply it by the same scale.
-      - As the bias of `attention`, with query and key as its query_data and key_data, it is computed in tiles, in
-        memory linear in the length.
+      - In `attention`, call it in the bias function, with query or key passed as query_data or key_data. It is then
+        computed in tiles, in memory linear in the length.
       - Products have the default precision of `jax.lax.dot_general`.
 
     See Also:

@@ -156,9 +156,9 @@ def kerple_log(query_positions: ArrayLike, key_positions: ArrayLike, scale: Arra
       ValueError: if scale and rate do not both have shape (heads,), or for the same reasons as in `alibi`.
 
     Notes:
-      The kernel is conditionally positive definite for $r_1, r_2 > 0$. To keep learned parameters positive, compute
-      them as `jax.nn.softplus` of unconstrained parameters. The authors' code instead resets a parameter to 0.01 when
-      an update makes it smaller.
+      As a kernel, the bias is conditionally positive definite for $r_1, r_2 > 0$. To keep learned parameters positive,
+      compute them as `jax.nn.softplus` of unconstrained parameters. The authors' code instead resets a parameter to
+      0.01 if an update makes it smaller.
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -204,8 +204,9 @@ def kerple_power(
       ValueError: if scale and exponent do not both have shape (heads,), or for the same reasons as in `alibi`.
 
     Notes:
-      The kernel is conditionally positive definite for $r_1 > 0$ and $0 < r_2 \le 2$. To keep learned parameters in
-      that range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained parameters.
+      As a kernel, the bias is conditionally positive definite for $r_1 > 0$ and $0 < r_2 \le 2$. To keep learned
+      parameters in that range, compute $r_1$ as `jax.nn.softplus` and $r_2$ as 2 · `jax.nn.sigmoid` of unconstrained
+      parameters.
 
     Reference:
       Chi et al., "KERPLE: Kernelized Relative Positional Embedding for Length Extrapolation", 2022, section 4.
@@ -262,8 +263,8 @@ def sandwich(
     Notes:
       - Each sine and cosine is within 9e-8 of its true value at every int32 position.
       - For a width, the frequencies start at ω = 1, as in sinusoidal encodings and in the paper's listing (appendix E).
-        The rates also follow the listing, which subtracts no norm. NVIDIA NeMo's code subtracts d/2, and its
-        frequencies start one step later. The norm is constant per head, so it does not change attention weights.
+        The rates also follow the listing, which does not subtract $\|PE\|^2 = d/2$. NVIDIA NeMo's code subtracts it,
+        and its frequencies start one step later. The difference is constant per head, so attention weights are equal.
 
     Reference:
       Chi et al., "Dissecting Transformer Length Extrapolation via The Lens of Receptive Field Analysis", 2023, section

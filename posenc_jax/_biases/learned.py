@@ -185,7 +185,7 @@ def fire(
     c: ArrayLike,
     threshold: ArrayLike,
 ) -> jax.Array:
-    r"""FIRE: a learned function $f$ of the distance, normalized with the position of the query.
+    r"""FIRE: a learned function $f$ of the distance, normalized by the position of the query.
 
     $$f\left(\frac{\ln(c\,|i - j| + 1)}{\ln(c\,\max(L, i) + 1)}\right), \qquad
       f(x) = W_2^\top \max(w_1 x + b_1, 0) + b_2$$
@@ -220,8 +220,8 @@ def fire(
         times any distance does not fit into float32.
 
     Notes:
-      - FIRE is for causal attention, $j \le i$, where the argument of $f$ is at most 1. Mask later keys. As in the
-        authors' code, their bias is computed from their distance too, so that values and gradients are finite.
+      - FIRE is for causal attention, $j \le i$, where the argument of $f$ is at most 1. Mask later keys. Their bias
+        is computed from their distance too, as in the authors' code, so that values and gradients are finite.
       - To keep learned $c$ and $L$ positive, compute them as `jax.nn.softplus` of unconstrained parameters.
 
     Reference:

@@ -31,7 +31,7 @@ def learned(positions: ArrayLike, table: ArrayLike, *, out_of_range: OutOfRange 
       [[2. 3.]
        [0. 1.]]
 
-      Positions outside the table give NaN under `jax.jit`, and raise outside of it:
+      Positions outside the table give NaN under `jax.jit`. Elsewhere, they raise an error:
 
       >>> print(jax.jit(pe.learned)(jnp.array([1, 2]), table))
       [[ 2.  3.]
@@ -152,8 +152,8 @@ def resize_table(
     \left(j + \tfrac12\right) \frac Ln - \tfrac12, \qquad\text{or with align\_corners at}\qquad j\,\frac{L - 1}{n - 1}
     $$
 
-    and at 0 if $n = 1$. In the first formula, rows are the centres of equal cells. In the second, the first and the
-    last row stay where they are.
+    In the first formula, rows are the centres of equal cells. In the second, the first and the last row stay where they
+    are, and a single new row ($n = 1$) is the first.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -198,8 +198,8 @@ def resize_table(
         only the rows that exist, with their weights normalized.
 
     See Also:
-      The guide to learned tables, section "What PyTorch calls it": the arguments for each mode of `interpolate` and
-      `grid_sample`, and for the tables of DINO and DINOv2.
+      The guide to learned tables, section "PyTorch's interpolate and grid_sample": the arguments for each of their
+      modes, and for the tables of DINO and DINOv2.
 
     Reference:
       Dosovitskiy et al., "An Image is Worth 16x16 Words", 2021, section 3.2; Keys, "Cubic Convolution Interpolation for

@@ -46,10 +46,10 @@ def axial(
       (0, 1, 0, 1)
 
     Args:
-      frequencies: either a sequence with one spectrum per coordinate, such as (16, 56, 56) for time, row and column in
-        Flux and HunyuanVideo. Each entry is an int width w, for `geometric(w, base)`, or Frequencies with one axis and
-        an even width. Or, together with num_axes, one spectrum for all coordinates: Frequencies, or an int, the total
-        width, for `geometric(width // num_axes, base)`.
+      frequencies: without num_axes, a sequence of one spectrum per coordinate, such as (16, 56, 56) for time, row and
+        column in Flux and HunyuanVideo. Each spectrum is an int width w, for `geometric(w, base)`, or Frequencies with
+        one axis and an even width. With num_axes, one spectrum that all coordinates share: such Frequencies, or the
+        total width as an int, for `geometric(width // num_axes, base)`.
       num_axes: the number of coordinates, such as 2 for images and 3 for video. Leave it out if frequencies is a
         sequence.
       base: the base of `geometric`, 10,000 by default; only allowed for int widths.

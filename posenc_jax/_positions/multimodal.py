@@ -22,8 +22,8 @@ def multimodal_positions(
 ) -> jax.Array:
     r"""Positions for M-RoPE of text, images and videos in one sequence: (time, row, column) of each token.
 
-    A text token increases all three coordinates by 1. Token $(t, y, x)$ of an image or video that starts at $s$ is at
-    $(s + \lfloor t\Delta \rfloor,\ s + y,\ s + x)$.
+    Each text token is 1 further in all three coordinates. Token $(t, y, x)$ of an image or video that starts at $s$ is
+    at $(s + \lfloor t\Delta \rfloor,\ s + y,\ s + x)$. Its frames are $\Delta$ positions apart, 1 by default.
 
     Examples:
       >>> import posenc_jax as pe
@@ -109,8 +109,8 @@ def positions_from_tokens(
 
     Raises:
       TypeError: if tokens or mask are traced or have a wrong dtype, or grids are not sequences of integers.
-      ValueError: if the length of a run of placeholders does not match its grid, if a run has no grid or a grid no run,
-        or if spatial_merge_size does not divide a grid.
+      ValueError: if the length of a run of placeholders does not match its grid, if a run has no grid, or a grid has no
+        run, or if spatial_merge_size does not divide a grid.
       ValueError: if there is not one step per video, or a video whose frames are separate runs has a step other than 1.
       ValueError: if both placeholders are equal, or a position is beyond int32.
 

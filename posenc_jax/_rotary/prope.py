@@ -57,8 +57,8 @@ def prope(
 ) -> jax.Array:
     r"""Camera RoPE (PRoPE; without intrinsics, GTA): multiplies features by the camera matrix of their token.
 
-    The camera of a token maps the world to its image by $P = K\,[R \mid t]$, lifted to 4 × 4. Each group of four
-    features is multiplied by
+    The camera of a token maps the world to its image by $P = K\,[R \mid t]$, extended to 4 × 4. Each group of
+    four features is multiplied by
 
     $$P^\top \text{ (query)}, \qquad P^{-1} \text{ (key, value)}, \qquad P \text{ (output)}.$$
 

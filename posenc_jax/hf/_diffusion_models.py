@@ -94,7 +94,7 @@ _REASONS = {
     "it attends to histories of frames, whose positions its pipeline counts": """
         AnyFlowFARTransformer3DModel AnyFlowTransformer3DModel HeliosTransformer3DModel
         HunyuanVideoFramepackTransformer3DModel WanAnimate2Transformer3DModel""",
-    "its images stand among the tokens of a language model, and its pipeline counts all of them": """
+    "its images are among the tokens of a language model, and its pipeline counts all of them": """
         Cosmos3OmniTransformer MiniMaxH3Transformer3DModel OmniGenTransformer2DModel""",
     "this library does not know where its pipeline places tokens": """
         AllegroTransformer3DModel ConsisIDTransformer3DModel EasyAnimateTransformer3DModel HunyuanDiT2DModel

@@ -60,7 +60,7 @@ def exact(values: Sequence[Fraction | int]) -> np.ndarray:
 
 
 def flux(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tokens]:
-    """Text stands at 0 in all coordinates; the first is 0 for the image, and counts reference images from 1."""
+    """Text is at 0 in all coordinates; the first is 0 for the image, and counts reference images from 1."""
     images = [grid(time, *map(range, image[1:])) for time, image in enumerate([shape, *references])]
     return [repeated(text, 0, 0, 0), *images]
 
@@ -78,7 +78,7 @@ def flux3(shape: Shape, text: int, references: Sequence[Shape] = ()) -> list[Tok
 
 
 def hidream(shape: Shape, text: int, *, rows: int) -> list[Tokens]:
-    """Text stands at 0, as does the padding behind an image that is not square, up to the tokens of the largest."""
+    """Text is at 0, as is the padding behind an image that is not square, up to the tokens of the largest."""
     padding = rows - shape[1] * shape[2] if shape[1] != shape[2] else 0
     require(padding >= 0, "shape must have at most {} tokens, those of max_resolution, got {}", rows, shape[1:])
     return [*flux(shape, text), repeated(padding, 0, 0, 0)]
@@ -114,7 +114,7 @@ def qwen_image(shape: Shape, text: int, references: Sequence[Shape] = (), *, lay
 def qwen_image_21(shape: Shape, text: Sequence[int], references: Sequence[Shape] = ()) -> list[Tokens]:
     """Text counts in all coordinates; an image has the next number in the first, rows and columns from their middle.
 
-    Text stands before each image, references first, and counts on after an image by the longer side of the image.
+    Text comes before each image, references first, and counts on after an image by the longer side of the image.
     """
     images, start, tokens = [*references, shape], 0, []
     require(len(text) == len(images), "text must hold a length for each of {} images, got {}", len(images), text)
@@ -132,7 +132,7 @@ def z_image(shape: Shape, text: int) -> list[Tokens]:
 
 
 def lumina2(shape: Shape, text: int) -> list[Tokens]:
-    """The caption counts on the first coordinate, where the image stands after it."""
+    """The caption counts on the first coordinate, where the image comes after it."""
     return [grid(range(text), 0, 0), grid(text, *map(range, shape[1:]))]
 
 

@@ -112,7 +112,7 @@ def positional_attention(
       layout: "half" or "interleaved", for a width or `Frequencies`; see `posenc_jax.rotary`.
       part: "first" or "last", for a width or `Frequencies`; see `posenc_jax.rotary`.
       num_axes: coordinates per position. None means the axes of the frequencies, or 1.
-      bias_positions: what biases get: "input", the positions of the call, or "index", 0, 1, 2, ….
+      bias_positions: which positions biases get: "input", the positions of the call, or "index", 0, 1, 2, ….
 
     Returns:
       The attention_fn: a module, and a hashable value without arrays, equal to any other with the same settings. Its

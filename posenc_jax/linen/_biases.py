@@ -99,8 +99,8 @@ class T5Bias(nn.Module):
         (`nn.with_partitioning`); T5X's by default.
 
     Raises:
-      TypeError: if a number is not an integer or bidirectional is not a bool.
-      ValueError: if a number is not positive. When called: for the same reasons as in `posenc_jax.t5`.
+      TypeError: if num_heads, num_buckets or max_distance is not an integer, or bidirectional is not a bool.
+      ValueError: if one of them is not positive. When called: for the same reasons as in `posenc_jax.t5`.
 
     Reference:
       Raffel et al., "Exploring the Limits of Transfer Learning", 2020, section 2.1.
@@ -363,8 +363,9 @@ class ContentBias(nn.Module):
 
     Raises:
       TypeError: if num_rows, head_dim, num_heads, first or max_distance is not an integer, or scale is not a number.
-      ValueError: if a number is not positive, source is unknown, or `posenc_jax.content_bias` rejects the number of
-        rows, first, max_distance or out_of_range. When called: for the same reasons as in `posenc_jax.content_bias`.
+      ValueError: if num_rows, head_dim or num_heads is not positive, source is unknown, or `posenc_jax.content_bias`
+        rejects num_rows, first, max_distance or out_of_range. When called: for the same reasons as in
+        `posenc_jax.content_bias`.
 
     Reference:
       Shaw et al., "Self-Attention with Relative Position Representations", 2018, section 3.1, equation 4, and 3.2.

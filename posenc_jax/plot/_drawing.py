@@ -78,10 +78,9 @@ def line(i: int) -> dict[str, Any]:
 
 def legend(figure: Figure, title: str | None = None) -> None:
     """Adds a legend below the axes, where it hides no data. A frame would be opaque on transparent figures."""
-    labels = [str(drawn.get_label()) for drawn in figure.axes[0].lines]
     # Fits as many columns as possible: a character is about 0.6 em wide, a handle with its margins about 4.5 em.
+    entries = [0.6 * len(str(drawn.get_label())) + 4.5 for drawn in figure.axes[0].lines]
     width = 72 * figure.get_figwidth() / rcParams["font.size"]
-    entries = [0.6 * len(label) + 4.5 for label in labels if not label.startswith("_")]
     columns = len(entries) if sum(entries) <= width else max(int(width / max(entries)), 1)
     figure.legend(
         loc="outside lower center", ncols=columns, title=title, frameon=False, handlelength=2.5, columnspacing=1
