@@ -65,9 +65,16 @@ VIEW = re.compile(r'<pe-view\b[^>]*\bkind="(\w+)"')
 DEFINED = re.compile(r'^ *define\("(\w+)"', flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```.*?^\1```$", flags=re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r'^( *```)text\n(?= *--8<-- "outputs/)', flags=re.MULTILINE)
-FOLDED = re.compile(r'<details class="(?:success|more)"')
+FOLDED = '<details class="success"'
 CHECKED = re.compile(r'(<details class="success"[^>]*>\s*)<summary>Check(?:ed at build)?(?:: (.+?))?</summary>')
-KATEX = re.compile(r'<link rel="stylesheet" href="[^"]*katex\.min\.css">\s*')
+KATEX = re.compile(r'<link rel="stylesheet" href="([^"]*)katex\.min\.css">\s*')
+# Asks for the fonts of most formulas before these are laid out, so that no line moves when they come; from the file
+# system, browsers refuse it.
+FONTS = (
+    r"\g<0><script>if (location.protocol !== 'file:') for (const name of ['Main-Regular', 'Math-Italic'])"
+    r" document.head.append(Object.assign(document.createElement('link'), {rel: 'preload', as: 'font',"
+    r" type: 'font/woff2', crossOrigin: '', href: `\1fonts/KaTeX_${name}.woff2`}))</script>\n"
+)
 # What the theme's scripts do with every page and need not, and what they do instead: the index and the worker of the
 # search are loaded for a page that was found, to mark its words, or when the search opens.
 LATER = {
@@ -251,7 +258,7 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
         code = DOCSTRING.sub("", match[3])  # it stands above
         return f'<details class="mkdocstrings-source" data-search-exclude>{match[1]}{place}{code}'
 
-    html = FOLDED.sub(r"\g<0> data-search-exclude", html)
+    html = html.replace(FOLDED, f"{FOLDED} data-search-exclude")
     html = CHECKED.sub(lambda m: f"{m[1]}<summary>checked</summary>" + (f"<p>{m[2]}</p>" if m[2] else ""), html)
     html = pictures.deferred(html, page.file.src_uri, Path(config.docs_dir))
     html = WORDS.sub(r"\2\1: ", CORNER.sub(r"\1<td\2></td>", html))
@@ -274,7 +281,10 @@ def on_post_build(config: Any) -> None:
     scripts = site / "assets" / "javascripts"
     mend(*scripts.glob("workers/search.*.min.js"), EDGES)
     mend(*scripts.glob("bundle.*.min.js"), LATER)
-    moved.write(site, config.site_url or "")
+    try:
+        moved.write(site, config.site_url or "")
+    except ValueError as error:
+        raise PluginError(str(error)) from None
     keywords = {file.page.url: file.page.meta.get("keywords", []) for file in PAGES}
     searching.rewrite(site / "search" / "search_index.json", keywords)
     if os.environ.get("CHECK_INCLUDES") == "false":  # of `-- --serve`, where includes may be missing
@@ -291,8 +301,7 @@ def on_post_page(output: str, page: Any, config: Any, **_: Any) -> str:
         output = mathematics.with_formulas(output)
     except ValueError as error:
         raise PluginError(f"{page.file.src_uri}: {error}") from None
-    if 'class="katex' not in output:
-        output = KATEX.sub("", output)
+    output = KATEX.sub(FONTS if 'class="katex' in output else "", output)
     for private, written in LISTED.items():
         output = re.sub(private, written, output)
     return output

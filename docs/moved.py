@@ -1,11 +1,10 @@
 """Leads from where a page or a section was to where it is, over HTTP and from the file system: docs/moved.toml."""
 
 import json
+import posixpath
 import tomllib
 from html import escape
 from pathlib import Path
-
-from mkdocs.utils import get_relative_url
 
 MOVED = Path(__file__).parent / "moved.toml"
 STUB = """<!doctype html>
@@ -57,7 +56,7 @@ def write(site: Path, address: str) -> None:
         if there == ("" in sections):
             raise ValueError(f"{MOVED.name}: {page} {'is still there' if there else 'is gone, so it needs an address'}")
         if not there:
-            target = escape(get_relative_url(sections[""], page))
+            target = escape(_relative(sections[""], page))
             canonical = escape(f"{address.rstrip('/')}/{sections['']}") if address else target
             text = STUB.format(canonical=canonical, target=target, script=AWAY.format(moved=_said(page, sections)))
             (site / page).parent.mkdir(parents=True, exist_ok=True)
@@ -66,4 +65,10 @@ def write(site: Path, address: str) -> None:
 
 def _said(page: str, sections: dict[str, str]) -> str:
     """The addresses as a script of the old page takes them."""
-    return json.dumps({section: get_relative_url(new, page) for section, new in sections.items()})
+    return json.dumps({section: _relative(new, page) for section, new in sections.items()})
+
+
+def _relative(address: str, page: str) -> str:
+    """An address as a page has it in a link."""
+    path, mark, section = address.partition("#")
+    return posixpath.relpath(path, posixpath.dirname(page) or ".") + mark + section

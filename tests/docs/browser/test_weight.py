@@ -92,7 +92,7 @@ def test_every_picture_has_its_size_before_it_is_loaded():
 @pytest.mark.parametrize("size", [TOUCH, WIDE], ids=["phone", "wide"])
 def test_nothing_moves_while_a_page_is_loaded_and_read(browser, origin, name, size):
     """A touch screen, where the page does not scroll sideways either."""
-    context = browser.new_context(viewport=size, has_touch=size is TOUCH, is_mobile=size is TOUCH)
+    context = browser.new_context(viewport=size, has_touch=size is TOUCH)
     context.add_init_script(SHIFTS)
     page = context.new_page()
     page.goto(f"{origin}/{name}.html", wait_until="networkidle")
