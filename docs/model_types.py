@@ -70,11 +70,12 @@ def census() -> Iterator[str]:
 
 
 def base(model: Model) -> str:
-    """The base, or one per layer type."""
+    """The base that a missing key means; several are among the facts."""
     if model.never_rotates:
         return "–"
     if model.bases:
-        return " / ".join(dict.fromkeys(f"{base:,.0f}" for _, base in model.bases.values()))
+        bases = {f"{base:,.0f}" for _, base in model.bases.values()}
+        return bases.pop() if len(bases) == 1 else "by layer"
     return "required" if model.theta is None else f"{model.theta:,.0f}"
 
 
@@ -284,9 +285,11 @@ def table() -> Iterator[str]:
         text += (". " if text else "") + " ".join(str(REWRITERS[name].__doc__).split()) if name in REWRITERS else ""
         text += "".join(f"; {key} must be {value!r}" for key, value in FIXED.get(name, {}).items())
         text = text.removeprefix("; ")
-        more = f"<details><summary>{text[0].upper()}{text[1:]}</summary></details>" if text else ""
+        text = text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]  # keys stay as they are
+        more = f"<details><summary>{text}</summary></details>" if text else ""
         layout = "as the config sets it" if model.layout is None else model.layout
-        yield f"| `{name}` | {base(model)} | {layout} | {more} | {'✓' if name in in_release else '–'} |"
+        long = "{ .pe-long }" if len(name) > 24 else ""  # a line of its own on a phone
+        yield f"| `{name}`{long} | {base(model)} | {layout} | {more} | {'✓' if name in in_release else '–'} |"
 
 
 def lines() -> Iterator[str]:
