@@ -24,7 +24,7 @@ LEARN = "why sinusoidal rotations adding rope contexts dimensions vision biases 
 # A run of lines between fences, or a fence with its language and its content.
 FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<content>.*?)^```\n?", flags=re.MULTILINE | re.DOTALL)
 CONTAINER = re.compile(r'^(?:===|!!!|\?\?\?\+?) *(?:\w+ +)?"(?P<title>.+)"$')
-INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)(?::(?P<section>[\w-]+))?"')
+INCLUDE = re.compile(r'--8<-- "(?P<name>[\w./-]+)(?::(?P<line>\d+):|:(?P<section>[\w-]+))?"')
 # Not by a drawing of the site.
 DRAWN = re.compile(r"\s*!\[(?P<alt>[^\]]*)\]\((?P<file>(?:\.\./)?figures/\w+\.svg)\)\n?")
 OUTPUT = re.compile(r'\s*(?P<fence>```text[^\n]*\n)?--8<-- "outputs/(?P<name>[\w.]+)"\n(?(fence)```\n?)')
@@ -65,9 +65,11 @@ def flat(text: str) -> str:
 
 
 def included(match: re.Match[str]) -> str:
-    """What a page includes: a file, or a section of one."""
+    """What a page includes: a file, a section of one, or its lines from a number on."""
     found = next(folder / match["name"] for folder in (INCLUDES, DOCS.parent) if (folder / match["name"]).exists())
     text = found.read_text(encoding="utf-8")
+    if match["line"]:
+        return "".join(text.splitlines(keepends=True)[int(match["line"]) - 1 :])
     if match["section"]:
         ends = (rf"^.*--8<-- \[{end}:{match['section']}\].*\n?" for end in ("start", "end"))
         _, text, _ = re.split("|".join(ends), text, flags=re.MULTILINE)
