@@ -255,7 +255,7 @@ def kv_cache(
         calls with $n$ tokens.
       heads: the number of key heads.
       head_dim: the number of features of a key.
-      value_dim: the number of features of a value. None means head_dim; 0 is for values that are features of the keys.
+      value_dim: the number of features of a value. None means head_dim; 0 means that values are slices of the keys.
       layers: the number of layers; None for a cache of one layer, without an axis of layers.
       window: (left, right), as in `attention`: queries at $p$ see keys from $p - \text{left}$. None means no bound.
       dtype: the dtype of keys and values.

@@ -58,7 +58,7 @@ def axial(
 
     Returns:
       Frequencies for positions of shape (..., num_axes), or (...,) if num_axes is 1. A last coordinate of width 0
-      drives no pair and does not count.
+      has no pair and is dropped.
 
     Raises:
       TypeError: if frequencies, num_axes or interleaved has the wrong type.

@@ -67,7 +67,7 @@ def rotary(
         frequencies have several axes. `None` means 0, 1, 2, ….
       frequencies: `Frequencies`, a width (`geometric(width)`) or a float array of angular frequencies, of shape
         (num_pairs,), (axes, num_pairs) or (heads, axes, num_pairs). Features beyond the width are unchanged. `None`
-        means base 10,000.
+        means `geometric(head_dim)`, base 10,000.
       head_axis: the axis of the heads: -2 for (..., seq, heads, head_dim), -3 for (..., heads, seq, head_dim), `None`
         for (..., seq, head_dim), or a tuple of axes.
       layout: which features form a pair: "half", i and i + num_pairs (most Hugging Face models), or "interleaved", 2i

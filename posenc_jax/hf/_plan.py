@@ -160,7 +160,7 @@ class RotaryPlan:
         the features without positions first.
       softmax_scale: a factor of the scores, in addition to $1/\sqrt{\text{head\_dim}}$ or the model's own scale.
       length: the length for which the spectra were chosen. None if they do not depend on the length.
-      indexer: the plan for the queries and keys of the indexer, if the model has sparse attention with an indexer.
+      indexer: the plan of the sparse attention's indexer, or None.
       rotates_values: whether values are rotated like keys, and outputs of attention are rotated back (DeepSeek-V4).
     """
 
