@@ -86,7 +86,7 @@ def test_the_options_of_a_model_give_its_outputs_and_gradients(name):
 # Position biases
 
 BIASES = {name_in(model): options for model, options in pages.rows(PAGE, "model with a bias | options")}
-CHECKPOINTS = {name_in(model): pages.code_in(code) for model, _, code in pages.rows(TABLES, "model | its table")}
+CHECKPOINTS = {name_in(model): pages.code_in(code) for model, _, code in pages.rows(TABLES, "model | axes of `t`")}
 # Pairs of a row of the page, by its name, and a recorded case of a module.
 MODULES = [(case.pop("row"), case) for case in recorded.cases("placed_biases")]
 

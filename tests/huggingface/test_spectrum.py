@@ -43,7 +43,7 @@ def test_errors_are_those_of_rotary_from_config_under_the_functions_name(setting
     ("head_dim", "base", "settings", "words"),
     [
         (64, 1e4, {"rope_theta": 5e5}, "rope_parameters.rope_theta = 500000.0 contradicts rope_theta"),
-        (64, 1e4, {"full_attention": {}}, "rope_parameters must be one set of settings, not those of layer"),
+        (64, 1e4, {"full_attention": {}}, "rope_parameters must be one set of settings, not one per layer type"),
         (64, 1e4, [], "rope_parameters must be a mapping"),
         (64, 1e4, {"factor": {1}}, "rope_parameters must hold numbers, strings, booleans and lists"),
         (64, 0, {}, "base must be positive"),

@@ -209,8 +209,8 @@ def test_a_ring_by_the_kernel_for_gpus_and_its_gradients(monkeypatch):
 def test_a_ring_passes_over_what_is_not_seen():
     """Each pass of the gradient has a conditional around a step's tile."""
     f = jax.grad(lambda slopes: jnp.sum(example().sharded(ring_of(4), pe.alibi)(*PACKED, slopes)))
-    # One conditional in the forward pass and two in the backward pass.
-    assert jax.jit(f).lower(SLOPES).as_text().count("stablehlo.case") == 3
+    # One conditional in the forward pass, whose function the backward pass calls too, and one in the backward pass.
+    assert jax.jit(f).lower(SLOPES).as_text().count("stablehlo.case") == 2
 
 
 @pytest.mark.parametrize("by", [0, 1], ids=["queries", "slopes"])

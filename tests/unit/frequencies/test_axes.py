@@ -122,9 +122,10 @@ def test_rotations_are_those_of_image_and_video_models_of_diffusers(case):
 
 
 def test_fractions_cost_nothing_as_whole_numbers():
-    """LTX-2's coordinates, 2p/top − 1, times π/2 to 5,000π: in mpmath, and by the code of docs/dimensions.md."""
-    code = pages.block("docs/dimensions.md", "ltx = ").replace("682", "8")
-    whole, units = pages.run(code, {"np": np, "pe": pe})["ltx"], np.array([480, 64, 64])
+    """LTX-2's coordinates, 2p/top − 1, times π/2 to 5,000π: in mpmath, and by whole numbers with a scaled spectrum."""
+    spectrum, units = pe.geometric(2 * 8, endpoint=True)[::-1], np.array([480, 64, 64])
+    axes = [pe.linear_scaling(spectrum, n / (5000 * np.pi)) for n in (480, 64, 64)]
+    whole = pe.join(pe.geometric(4).with_angular([0.0, 0.0]), pe.axial(axes, interleaved=True))
     powers = [spectra.MP.mpf(10_000) ** (spectra.MP.mpf(i) / 7) for i in range(8)]
     omegas = [0, 0] + [w * spectra.MP.pi / 2 for w in powers for _ in units]  # at rest, then time, row, column in turn
     n = (np.array([[1, 31, 33], [477, 1, 127], [959, 63, 65]]) - units).astype(np.int32)
