@@ -6,8 +6,7 @@ from typing import Any
 import griffe
 from entries import NAMES
 
-MODULES = ("hf", "kernels", "linen", "nnx", "plot")
-FUNCTIONS = {name for names in NAMES.values() for name in names}
+PUBLIC = {name for names in NAMES.values() for name in names}
 CODE = re.compile(r"(?<![\[`\w])`([\w.]+)`(?![\]`])")
 
 
@@ -32,11 +31,9 @@ class Links(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Rewrites all docstrings, before they are parsed."""
-        of_modules = (f"{pkg.name}.{module}.{name}" for module in MODULES for name in pkg[module].exports or ())
-        public = FUNCTIONS.union(of_modules)
         for owner in (pkg, *_members(pkg)):
             if owner.docstring:
-                owner.docstring.value = _linked(owner.docstring.value, owner, public)
+                owner.docstring.value = _linked(owner.docstring.value, owner)
 
 
 def _members(owner: Any) -> Any:
@@ -47,14 +44,13 @@ def _members(owner: Any) -> Any:
             yield from _members(member)
 
 
-def _linked(text: str, owner: Any, public: set[str]) -> str:
+def _linked(text: str, owner: Any) -> str:
     package, module, *_ = f"{owner.canonical_path}.".split(".")
     seen = {owner.name}
 
     def link(match: re.Match[str]) -> str:
-        found = [
-            name for prefix in ("", f"{package}.{module}.", f"{package}.") if (name := prefix + match[1]) in public
-        ]
+        prefixes = ("", f"{package}.{module}.", f"{package}.")
+        found = [name for prefix in prefixes if (name := prefix + match[1]) in PUBLIC]
         if not found or (name := found[0].rpartition(".")[2]) in seen:
             return match[0]
         seen.add(name)

@@ -158,11 +158,12 @@ def interned(jaxpr: Any) -> Any:
             return x.aval, np.asarray(x.val).tobytes()
         return names.setdefault(x, len(names)), x.aval
 
-    rows: list[Any] = [[*map(name, (*jaxpr.constvars, *jaxpr.invars))]]
-    for eqn in jaxpr.eqns:
-        rows.append((eqn.primitive, tuple(eqn.params.items()), eqn.ctx, *map(name, (*eqn.invars, *eqn.outvars))))
-    rows.append([*map(name, jaxpr.outvars)])
-    key = len(jaxpr.constvars), *map(tuple, rows)
+    operands = (len(jaxpr.constvars), *map(name, (*jaxpr.constvars, *jaxpr.invars)))
+    equations = [
+        (eqn.primitive, tuple(eqn.params.items()), eqn.ctx, *map(name, (*eqn.invars, *eqn.outvars)))
+        for eqn in jaxpr.eqns
+    ]
+    key = operands, *equations, tuple(map(name, jaxpr.outvars))
     try:
         return _INTERNED.setdefault(key, jaxpr)
     except TypeError:

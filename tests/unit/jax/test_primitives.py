@@ -17,7 +17,7 @@ X = np.random.default_rng(0).normal(size=(1, 8, 2, 4)).astype(np.float32)
 
 def formula():
     """A new function in each call."""
-    return lambda i, j: (jnp.sum(i * -0.0), i - 2.0 * j)
+    return lambda i, j: (jnp.sum(i * -0.0, 0), i - 2.0 * j)
 
 
 def of(function, dtype=np.float32):
@@ -35,19 +35,23 @@ def test_equal_jaxprs_are_one_and_none_is_kept():
 @pytest.mark.parametrize(
     "other",
     [
-        lambda i, j: (jnp.sum(i * -0.0), i - 3.0 * j),
-        lambda i, j: (jnp.sum(i * 0.0), i - 2.0 * j),  # the sign of a zero
-        lambda i, j: (jnp.sum(i * -0.0), j - 2.0 * i),  # the operands
-        lambda i, j: (jnp.sum(j * -0.0), i - 2.0 * j),
-        lambda i, j: (i - 2.0 * j, jnp.sum(i * -0.0)),  # the results
-        lambda i, j: (lax.reduce_max(i * -0.0, (0, 1)), i - 2.0 * j),  # a primitive
-        lambda i, j: (jnp.sum(i * -0.0, axis=0), i - 2.0 * j),  # its parameters
+        lambda i, j: (jnp.sum(i * -0.0, 0), i - 3.0 * j),
+        lambda i, j: (jnp.sum(i * 0.0, 0), i - 2.0 * j),  # the sign of a zero
+        lambda i, j: (jnp.sum(i * -0.0, 0), j - 2.0 * i),  # the operands
+        lambda i, j: (jnp.sum(j * -0.0, 0), i - 2.0 * j),
+        lambda i, j: formula()(i, j)[::-1],  # the results
+        lambda i, j: (lax.reduce_max(i * -0.0, (0,)), i - 2.0 * j),  # a primitive
+        lambda i, j: (jnp.sum(i * -0.0, 1), i - 2.0 * j),  # its parameters
     ],
 )
 def test_a_difference_keeps_jaxprs_apart(other):
     first = interned(of(formula()))
     assert interned(of(other)) is not first
-    assert interned(of(formula(), np.float16)) is not first
+
+
+def test_a_type_keeps_jaxprs_apart():
+    first, other = (interned(of(jnp.add, dtype)) for dtype in (np.float32, np.float16))
+    assert first is not other
 
 
 def test_layers_with_biases_made_anew_share_one_function_and_keep_their_parameters():
